@@ -108,7 +108,9 @@ pub(crate) async fn answer(
             Ok(text.map_or_else(page_not_found, |text| http::text(200, text)))
         }
         Route::Profile(profile) if server.config.serving.profiling => Ok(profiling::answer(profile)),
-        Route::Root => Ok(http::json(200, &ferrite_json::json!({"paths": root_paths(table, services)}))),
+        Route::Root => {
+            Ok(http::json(200, &ferrite_json::json!({"paths": root_paths(server, table, services)})))
+        }
         Route::OpenIdConfiguration => Ok(server
             .tokens
             .as_ref()
@@ -138,11 +140,20 @@ async fn health_of(server: &ApiServer, endpoint: Health, check: Option<&str>, qu
     if let Err(error) = &store {
         tracing::warn!(%error, endpoint = endpoint.as_str(), "the store is not well");
     }
-    let state = health::State { started: server.has_started(), draining: server.is_draining(), store };
-    health::answer(endpoint, check, query, &state)
+    let mut extra = Vec::new();
+    for further in server.config.health_checks.iter().filter(|c| health::asks(c.name, check, query)) {
+        let result = (further.check)().await;
+        if let Err(error) = &result {
+            tracing::warn!(%error, endpoint = endpoint.as_str(), check = further.name, "a health check failed");
+        }
+        extra.push((further.name, result));
+    }
+    let (started, draining) = (server.has_started(), server.is_draining());
+    let state = health::State { started, draining, store, extra };
+    health::answer(endpoint, check, query, &state, &server.config.health_checks)
 }
 
-fn root_paths(table: &ResourceMap, services: &ApiServices) -> Vec<String> {
+fn root_paths(server: &ApiServer, table: &ResourceMap, services: &ApiServices) -> Vec<String> {
     let mut paths: Vec<String> = [
         "/.well-known/openid-configuration",
         "/api",
@@ -163,7 +174,11 @@ fn root_paths(table: &ResourceMap, services: &ApiServices) -> Vec<String> {
     .to_vec();
     for endpoint in [Health::Healthz, Health::Livez, Health::Readyz] {
         paths.push(format!("/{}", endpoint.as_str()));
-        paths.extend(health::checks(endpoint).iter().map(|c| format!("/{}/{c}", endpoint.as_str())));
+        paths.extend(
+            health::checks(endpoint, &server.config.health_checks)
+                .iter()
+                .map(|c| format!("/{}/{c}", endpoint.as_str())),
+        );
     }
     let local = table.rows().iter().map(|row| (&*row.group, &*row.version));
     let registered = services.all().map(|api| (api.group.as_str(), api.version.as_str()));

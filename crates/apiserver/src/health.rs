@@ -4,6 +4,7 @@ use crate::http::{self, Response};
 use crate::options::Query;
 use crate::request::Health;
 use ferrite_component::metrics::{Counter, Family, Gauge, Registry};
+use futures_util::future::BoxFuture;
 use std::sync::{Arc, LazyLock};
 
 /// What every endpoint checks first.
@@ -44,16 +45,31 @@ const STARTED: &[&str] = &[
 ];
 
 /// The checks of an endpoint in upstream's order.
-pub(crate) fn checks(endpoint: Health) -> Vec<&'static str> {
+pub(crate) fn checks(endpoint: Health, extra: &[HealthCheck]) -> Vec<&'static str> {
     let (middle, last): (&[&str], &[&str]) = match endpoint {
         Health::Healthz | Health::Livez => (&["loopback-serving-certificate", "etcd"], &[]),
         Health::Readyz => (&["etcd", "etcd-readiness", "informer-sync"], &["shutdown"]),
     };
-    [FIRST, middle, STARTED, last].concat()
+    let extra: Vec<&str> = extra.iter().map(|check| check.name).collect();
+    [FIRST, middle, &extra, STARTED, last].concat()
 }
 
 /// Checks of the store. A store that takes no more changes fails them for good: the server is not alive.
 const STORE: &[&str] = &["etcd", "etcd-readiness"];
+
+/// A check of something that the server depends on.
+#[derive(Clone)]
+pub struct HealthCheck {
+    pub name: &'static str,
+    /// Answers why it is not well.
+    pub check: Arc<dyn Fn() -> BoxFuture<'static, Result<(), String>> + Send + Sync>,
+}
+
+impl std::fmt::Debug for HealthCheck {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("HealthCheck").field(&self.name).finish()
+    }
+}
 
 /// What the server knows about itself.
 #[derive(Debug, Clone)]
@@ -63,10 +79,15 @@ pub(crate) struct State {
     pub draining: bool,
     /// Why the store takes no changes.
     pub store: Result<(), String>,
+    /// The results of further checks.
+    pub extra: Vec<(&'static str, Result<(), String>)>,
 }
 
 impl State {
     fn check(&self, endpoint: Health, check: &str) -> Result<(), &str> {
+        if let Some((_, result)) = self.extra.iter().find(|(name, _)| *name == check) {
+            return result.as_ref().copied().map_err(String::as_str);
+        }
         let started = self.started || endpoint == Health::Livez;
         match check {
             "shutdown" if self.draining => Err("process is shutting down"),
@@ -121,9 +142,20 @@ pub(crate) fn asks_store(check: Option<&str>, query: &Query) -> bool {
     }
 }
 
-pub(crate) fn answer(endpoint: Health, check: Option<&str>, query: &Query, state: &State) -> Response {
+/// Tells whether the answer depends on a further check.
+pub(crate) fn asks(name: &str, check: Option<&str>, query: &Query) -> bool {
+    check.map_or_else(|| query.all("exclude").all(|excluded| excluded != name), |check| check == name)
+}
+
+pub(crate) fn answer(
+    endpoint: Health,
+    check: Option<&str>,
+    query: &Query,
+    state: &State,
+    extra: &[HealthCheck],
+) -> Response {
     let name = endpoint.as_str();
-    let checks = checks(endpoint);
+    let checks = checks(endpoint, extra);
     let run = |check: &str| {
         let result = state.check(endpoint, check);
         RESULTS.record(endpoint, check, result.is_ok());
@@ -173,7 +205,10 @@ mod tests {
 
     #[test]
     fn checks_tell_what_is_not_well() {
-        let well = State { started: true, draining: false, store: Ok(()) };
+        let well = State { started: true, draining: false, store: Ok(()), extra: Vec::new() };
+        let check = Arc::new(|| -> BoxFuture<'static, Result<(), String>> { Box::pin(async { Ok(()) }) });
+        let extra = [HealthCheck { name: "kms-providers", check }];
+        let locked = State { extra: vec![("kms-providers", Err("no answer".into()))], ..well.clone() };
         let stopping = State { draining: true, ..well.clone() };
         let starting = State { started: false, ..well.clone() };
         let stuck = State { store: Err("no space left".into()), ..well.clone() };
@@ -185,6 +220,10 @@ mod tests {
             (Health::Readyz, Some("etcd-readiness"), "", &stuck, 500),
             (Health::Livez, None, "exclude=etcd", &stuck, 200),
             (Health::Livez, Some("ping"), "", &stuck, 200),
+            (Health::Readyz, None, "", &locked, 500),
+            (Health::Healthz, Some("kms-providers"), "", &locked, 500),
+            (Health::Livez, None, "exclude=kms-providers", &locked, 200),
+            (Health::Healthz, Some("kms-providers"), "", &well, 200),
             (Health::Readyz, None, "", &well, 200),
             (Health::Readyz, None, "", &stopping, 500),
             (Health::Readyz, None, "exclude=shutdown", &stopping, 200),
@@ -197,7 +236,7 @@ mod tests {
             (Health::Readyz, Some("bogus"), "", &well, 404),
         ];
         for (endpoint, check, query, state, code) in rows {
-            let answer = answer(endpoint, check, &Query::parse(Some(query)), state);
+            let answer = answer(endpoint, check, &Query::parse(Some(query)), state, &extra);
             assert_eq!(answer.status(), code, "{endpoint:?} {check:?} {query} {state:?}");
         }
     }

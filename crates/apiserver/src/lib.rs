@@ -54,11 +54,16 @@ pub use audit::{
     AuditBatch, AuditConfig, AuditFormat, AuditLog, AuditMode, AuditPolicy, AuditSender, AuditThrottle,
     AuditTruncate, AuditWebhook, PolicyError,
 };
-pub use auth::{AbacPolicy, Mode, PolicyFileError, RequestHeader, StaticTokens, TokenFileError, User};
+pub use auth::{
+    AbacPolicy, AuthenticationConfig, AuthenticationConfigError, JwtAuthentication, Mode, OidcFlags,
+    PolicyFileError, RequestHeader, StaticTokens, TokenFileError, User,
+};
 pub use components::Component;
 pub use connections::ConnectionLimits;
 pub use endpoints::EndpointReconciler;
+pub use health::HealthCheck;
 pub use http::{Body, BoxError, Response};
 pub use options::{DurationError, go_duration};
+pub use registry::storage_places;
 pub use server::{ApiServer, Config, InProcessClient, Serving, WriteGuard};
 pub use version::KUBERNETES_VERSION;

@@ -14,7 +14,11 @@ use ferrite_json::{Map, Value, json};
 use jiff::Timestamp;
 use std::collections::BTreeMap;
 
-pub(crate) fn answer(call: &Call, mut review: Value, options: &WriteOptions) -> Result<Response, Status> {
+pub(crate) async fn answer(
+    call: &Call,
+    mut review: Value,
+    options: &WriteOptions,
+) -> Result<Response, Status> {
     let resource = &call.resource;
     if resource.is_namespaced() {
         let given = meta::namespace(&review);
@@ -62,7 +66,7 @@ pub(crate) fn answer(call: &Call, mut review: Value, options: &WriteOptions) -> 
             if review.pointer("/spec/token").and_then(Value::as_str).unwrap_or_default().is_empty() {
                 return Err(Status::bad_request("token is required for TokenReview in authentication"));
             }
-            review["status"] = token_status(call, &review);
+            review["status"] = token_status(call, &review).await;
         }
         "selfsubjectrulesreviews" => {
             if review["spec"]["namespace"].as_str().unwrap_or_default().is_empty() {
@@ -125,14 +129,14 @@ fn user_info(user: &User) -> Value {
     Value::Object(info)
 }
 
-fn token_status(call: &Call, review: &Value) -> Value {
+async fn token_status(call: &Call, review: &Value) -> Value {
     let text = review.pointer("/spec/token").and_then(Value::as_str).unwrap_or_default();
     let listed = review.pointer("/spec/audiences").and_then(Value::as_array).into_iter().flatten();
     let mut wanted: Vec<&str> = listed.filter_map(Value::as_str).collect();
     if wanted.is_empty() {
         wanted = call.server.config.audiences();
     }
-    match call.server.token_user(text, &wanted) {
+    match call.server.any_token_user(text, &wanted).await {
         Ok((user, audiences)) => {
             json!({"authenticated": true, "user": user_info(&user), "audiences": audiences})
         }

@@ -3,12 +3,16 @@
 use crate::admission::{AdmissionPlugins, Chain};
 use crate::aggregation::{self, Aggregator, MountedGroup};
 use crate::audit::{self, AuditConfig, Auditor};
-use crate::auth::{self, FrontProxies, LegacyTokens, Mode, RequestHeader, StaticTokens, User};
+use crate::auth::{
+    self, FrontProxies, JwtAuthentication, JwtAuthenticator, LegacyTokens, Mode, RequestHeader, StaticTokens,
+    User,
+};
 use crate::components::{Component, Hosted};
 use crate::connections::ConnectionLimits;
 use crate::endpoints::{self, EndpointReconciler};
 use crate::filters::{self, InFlight, InProcess, MemoryReclaimer};
 use crate::flowcontrol::{self, FlowControl};
+use crate::health::HealthCheck;
 use crate::http::{self, Body, BoxError, Response};
 use crate::metrics::Metrics;
 use crate::negotiate::Representation;
@@ -109,6 +113,10 @@ pub struct Config {
     pub max_token_seconds: Option<i64>,
     /// Where the keys that verify tokens are found; this server when it is not said.
     pub keys_url: Option<String>,
+    /// Checks of `/healthz` beside those that every server has.
+    pub health_checks: Vec<HealthCheck>,
+    /// Users by tokens of foreign issuers.
+    pub jwt: JwtAuthentication,
     /// Users by tokens from a file.
     pub static_tokens: StaticTokens,
     /// Whether requests without credentials are those of `system:anonymous`; else they are refused.
@@ -164,6 +172,8 @@ impl Config {
             api_audiences: Vec::new(),
             max_token_seconds: None,
             keys_url: None,
+            health_checks: Vec::new(),
+            jwt: JwtAuthentication::default(),
             static_tokens: StaticTokens::default(),
             anonymous_auth: true,
             authorization: auth::usual_modes(),
@@ -215,6 +225,7 @@ pub struct ApiServer {
     pub(crate) openapi: openapi::Documents,
     pub(crate) tokens: Option<TokenSigner>,
     pub(crate) legacy_tokens: LegacyTokens,
+    pub(crate) jwt: JwtAuthenticator,
     pub(crate) front_proxies: Option<FrontProxies>,
     pub(crate) metrics: Metrics,
     pub(crate) hosted: Hosted,
@@ -275,6 +286,7 @@ impl ApiServer {
         let server = Arc::new(Self {
             tokens,
             legacy_tokens: LegacyTokens::default(),
+            jwt: JwtAuthenticator::new(&config.jwt),
             front_proxies: front_proxies.map_err(Status::internal)?,
             memory: MemoryReclaimer::default(),
             audit,
@@ -318,6 +330,8 @@ impl ApiServer {
         server.spawn(async move { bootstrap::expire_leases(&expiring).await });
         let noting = Arc::clone(&server);
         server.run_until_stopped(async move { noting.legacy_tokens.run(&noting).await });
+        let asking = Arc::clone(&server);
+        server.run_until_stopped(async move { asking.jwt.run(&asking).await });
         let keeping = Arc::clone(&server);
         server.spawn(async move { bootstrap::keep(&keeping).await });
         if !server.config.host_name.is_empty() {
@@ -430,6 +444,47 @@ impl ApiServer {
     pub(crate) fn own_audiences<'a>(&self, wanted: &[&'a str]) -> Vec<&'a str> {
         let own = self.config.audiences();
         wanted.iter().copied().filter(|audience| own.contains(audience)).collect()
+    }
+
+    /// Tells whether a request without credentials is let in.
+    pub(crate) fn allows_anonymous(&self, path: &str) -> bool {
+        self.jwt.allows_anonymous(path).unwrap_or(self.config.anonymous_auth)
+    }
+
+    /// As [`Self::token_user`], and asks foreign issuers about a token that this server does not know.
+    pub(crate) async fn any_token_user<'a>(
+        &self,
+        token: &str,
+        wanted: &[&'a str],
+    ) -> Result<(User, Vec<&'a str>), Rejected> {
+        let rejected = match self.token_user(token, wanted) {
+            Ok(known) => return Ok(known),
+            Err(rejected) => rejected,
+        };
+        match self.foreign_user(token, wanted).await {
+            Err(Rejected::Unknown) => Err(rejected),
+            answered => answered,
+        }
+    }
+
+    /// Whose a token of a foreign issuer is. Such tokens are meant for this server, whatever audience they name.
+    pub(crate) async fn foreign_user<'a>(
+        &self,
+        token: &str,
+        wanted: &[&'a str],
+    ) -> Result<(User, Vec<&'a str>), Rejected> {
+        let own = self.own_audiences(wanted);
+        if own.is_empty() {
+            return Err(Rejected::Unknown);
+        }
+        match self.jwt.user(self, token).await {
+            None => Err(Rejected::Unknown),
+            Some(Ok(user)) => Ok((user, own)),
+            Some(Err(why)) => {
+                tracing::debug!(why, "a token of a foreign issuer is refused");
+                Err(Rejected::Because(why))
+            }
+        }
     }
 
     /// Whose a bearer token is, and for which of `wanted` it is meant: an account's, or one that lets a node in.

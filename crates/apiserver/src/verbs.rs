@@ -180,7 +180,7 @@ async fn create(call: &mut Call) -> Result<Response, Status> {
         Some(Connect::Binding) => return subresource::binding::create(call, &object, &options).await,
         Some(Connect::Review) => {
             let object = admit_review(call, object, &options).await?;
-            return crate::reviews::answer(call, object, &options);
+            return Box::pin(crate::reviews::answer(call, object, &options)).await;
         }
         Some(Connect::ComponentStatus) | None => {}
     }

@@ -5,8 +5,10 @@
 
 mod config;
 mod duration;
+mod followed;
 mod gates;
 pub mod health;
+mod inotify;
 pub mod metrics;
 mod nearest;
 mod pages;
@@ -15,7 +17,9 @@ pub mod steps;
 
 pub use config::{ConfigError, TypeMeta, read_config};
 pub use duration::{GoDuration, ParseDurationError};
+pub use followed::FollowedFiles;
 pub use gates::{FeatureGates, Gate, GateError, Stage};
+pub use inotify::Watcher;
 pub use nearest::nearest;
 pub use pages::Pages;
 pub use serve::{Access, Denied, Endpoint, EndpointOptions};

@@ -452,6 +452,8 @@ impl ApiServerHandle {
             api_audiences: standalone.api_audiences.clone(),
             max_token_seconds: standalone.max_token_seconds(),
             keys_url: standalone.service_account_jwks_uri.clone(),
+            health_checks: storage.health_checks(),
+            jwt: standalone.jwt(&options.service_account_issuer)?,
             static_tokens: standalone.static_tokens()?,
             anonymous_auth: standalone.anonymous_auth(&authorization),
             authorization,

@@ -38,7 +38,7 @@ fn decide(claimed: Option<&str>, own: Option<&str>, dir: &Path) -> Result<(), Au
 
 /// The hash that the store has, or that of the authority that is published in it.
 fn claimed(snapshot: &Snapshot) -> Option<String> {
-    let text = |key: &str| snapshot.get(key.as_bytes()).map(|entry| entry.value.clone());
+    let text = |key: &str| snapshot.get(key.as_bytes()).map(|entry| entry.plain().clone());
     if let Some(hash) = text(CLAIM) {
         return String::from_utf8(hash.to_vec()).ok();
     }

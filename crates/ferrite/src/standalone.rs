@@ -2,7 +2,9 @@
 //! made, ways to authenticate and to authorize.
 
 use crate::apiserver::{BoxError, read_file};
-use ferrite_apiserver::{AbacPolicy, Mode, StaticTokens, go_duration};
+use ferrite_apiserver::{
+    AbacPolicy, AuthenticationConfig, JwtAuthentication, Mode, OidcFlags, StaticTokens, go_duration,
+};
 use ferrite_component::FeatureGates;
 use ferrite_pki::{Handshake, Identity, NamedIdentity, VerifyingKey};
 use std::path::PathBuf;
@@ -63,6 +65,12 @@ pub struct StandaloneOptions {
     /// Let requests without credentials in as `system:anonymous`.
     #[arg(long, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub anonymous_auth: Option<bool>,
+    /// File with the issuers of tokens and the paths without credentials: an AuthenticationConfiguration of
+    /// apiserver.config.k8s.io. Followed while the server runs.
+    #[arg(long, value_name = "FILE")]
+    pub authentication_config: Option<PathBuf>,
+    #[command(flatten)]
+    pub oidc: OidcOptions,
     /// File of comma-separated tokens: token, user name, user uid, and groups in quotes.
     #[arg(long, value_name = "FILE")]
     pub token_auth_file: Option<PathBuf>,
@@ -86,6 +94,45 @@ pub struct StandaloneOptions {
     pub default_unreachable_toleration_seconds: i64,
     #[command(flatten)]
     pub accepted: AcceptedOptions,
+}
+
+/// One issuer of OpenID Connect tokens. --authentication-config has several.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct OidcOptions {
+    /// The issuer of OpenID Connect tokens: an https URL.
+    #[arg(long, value_name = "URL", conflicts_with = "authentication_config", requires = "oidc_client_id")]
+    oidc_issuer_url: Option<String>,
+    /// The audience that tokens must name.
+    #[arg(long, value_name = "ID", requires = "oidc_issuer_url")]
+    oidc_client_id: Option<String>,
+    /// File with the authority of the issuer's certificate; the system's authorities without it.
+    #[arg(long, value_name = "FILE", requires = "oidc_issuer_url")]
+    oidc_ca_file: Option<PathBuf>,
+    /// The claim that has the user's name.
+    #[arg(long, value_name = "CLAIM", default_value = "sub")]
+    oidc_username_claim: String,
+    /// Put before the user's name; `-` for nothing. Without it the issuer and `#`, unless the claim is `email`.
+    #[arg(long, value_name = "PREFIX", requires = "oidc_issuer_url", allow_hyphen_values = true)]
+    oidc_username_prefix: Option<String>,
+    /// The claim that has the user's groups.
+    #[arg(long, value_name = "CLAIM", requires = "oidc_issuer_url")]
+    oidc_groups_claim: Option<String>,
+    /// Put before each group.
+    #[arg(long, value_name = "PREFIX", requires = "oidc_issuer_url")]
+    oidc_groups_prefix: Option<String>,
+    /// Signature algorithms: RS256, RS384, RS512, ES256, ES384, PS256, PS384, PS512. Without it RS256.
+    #[arg(long, value_name = "ALGS", value_delimiter = ',', requires = "oidc_issuer_url")]
+    oidc_signing_algs: Vec<String>,
+    /// A claim that tokens must have; may be given several times.
+    #[arg(long, value_name = "CLAIM=VALUE", value_parser = parse_claim, requires = "oidc_issuer_url")]
+    oidc_required_claim: Vec<(String, String)>,
+}
+
+fn parse_claim(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((claim, value)) if !claim.is_empty() => Ok((claim.to_owned(), value.to_owned())),
+        _ => Err(format!("{text:?} is not like claim=value")),
+    }
 }
 
 impl Default for StandaloneOptions {
@@ -270,6 +317,38 @@ impl StandaloneOptions {
             (self.default_not_ready_toleration_seconds, self.default_unreachable_toleration_seconds);
         let configuration = ferrite_json::json!({"notReadySeconds": ready, "unreachableSeconds": reachable});
         (ready != 300 || reachable != 300).then_some(configuration)
+    }
+
+    /// Foreign issuers of tokens. `own` are the server's.
+    pub fn jwt(&self, own: &[String]) -> Result<JwtAuthentication, BoxError> {
+        if let Some(file) = &self.authentication_config {
+            let authentication = JwtAuthentication::of_file(file, own)
+                .map_err(|error| format!("cannot use --authentication-config {}: {error}", file.display()))?;
+            if authentication.config.says_anonymous() && self.anonymous_auth.is_some() {
+                return Err("--anonymous-auth flag cannot be set when anonymous field is configured in authentication configuration file".into());
+            }
+            return Ok(authentication);
+        }
+        let oidc = &self.oidc;
+        let Some(issuer_url) = oidc.oidc_issuer_url.clone() else { return Ok(JwtAuthentication::default()) };
+        let certificate_authority = match &oidc.oidc_ca_file {
+            Some(file) => read_file("oidc-ca-file", file)?,
+            None => String::new(),
+        };
+        let text = |given: &Option<String>| given.clone().unwrap_or_default();
+        let flags = OidcFlags {
+            issuer_url,
+            client_id: text(&oidc.oidc_client_id),
+            certificate_authority,
+            username_claim: oidc.oidc_username_claim.clone(),
+            username_prefix: text(&oidc.oidc_username_prefix),
+            groups_claim: text(&oidc.oidc_groups_claim),
+            groups_prefix: text(&oidc.oidc_groups_prefix),
+            signing_algorithms: oidc.oidc_signing_algs.clone(),
+            required_claims: oidc.oidc_required_claim.clone(),
+        };
+        let config = AuthenticationConfig::of_flags(&flags, own)?;
+        Ok(JwtAuthentication::new(config))
     }
 
     pub fn static_tokens(&self) -> Result<StaticTokens, BoxError> {

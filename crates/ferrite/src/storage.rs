@@ -2,10 +2,12 @@
 
 use crate::apiserver::BoxError;
 use crate::paths::Paths;
+use ferrite_encryption::{Encryption, EncryptionOptions, GroupResource, StoredAt};
 use ferrite_etcd::client::{EtcdOptions, Layout, TlsFiles, connect};
 use ferrite_etcd::server::Service;
 use ferrite_pki::{ClusterPki, Purpose, Subject};
 use ferrite_store::{HistoryLimits, LogOptions, Store};
+use futures_util::future::BoxFuture;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -34,6 +36,13 @@ pub struct StorageOptions {
     /// Seconds between two compactions of etcd; 0 for none.
     #[arg(long, default_value_t = 300, value_name = "SECONDS")]
     pub etcd_compaction_interval: u64,
+    /// File with the keys and services that encrypt objects where they are stored: an EncryptionConfiguration of
+    /// apiserver.config.k8s.io/v1.
+    #[arg(long, value_name = "FILE")]
+    pub encryption_provider_config: Option<PathBuf>,
+    /// Follow changes of --encryption-provider-config.
+    #[arg(long, default_value_t = false, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set, requires = "encryption_provider_config")]
+    pub encryption_provider_config_automatic_reload: bool,
     /// Serve the embedded store by the etcd v3 API here too, beside the socket. Clients need a certificate of the
     /// authority in `pki/etcd`, where there is one: `client.crt`.
     #[arg(long, value_name = "IP:PORT", conflicts_with = "etcd_servers")]
@@ -44,6 +53,9 @@ pub struct StorageOptions {
 #[derive(Debug)]
 pub struct Storage {
     pub store: Arc<Store>,
+    pub encryption: Arc<Encryption>,
+    /// Follows the configuration of encryption.
+    following: JoinSet<()>,
     api: Option<(Service, JoinSet<()>)>,
 }
 
@@ -57,9 +69,11 @@ impl Storage {
         let limits = HistoryLimits::default();
         if !options.etcd_servers.is_empty() {
             let store = Arc::new(connect(options.etcd(), limits).await?);
-            return Ok(Self { store, api: None });
+            let (encryption, following) = options.encrypt(&store).await?;
+            return Ok(Self { store, encryption, following, api: None });
         }
         let store = Arc::new(Store::open(&paths.store(), LogOptions::default(), limits)?);
+        let (encryption, following) = options.encrypt(&store).await?;
         let socket = paths.etcd_socket();
         ferrite_hostfs::private_dir(&paths.run)?;
         let mut urls = vec![format!("unix://{}", socket.display())];
@@ -89,11 +103,25 @@ impl Storage {
                 }
             });
         }
-        Ok(Self { store, api: Some((service, tasks)) })
+        Ok(Self { store, encryption, following, api: Some((service, tasks)) })
+    }
+
+    /// Checks of what the store depends on, for `/healthz`.
+    pub fn health_checks(&self) -> Vec<ferrite_apiserver::HealthCheck> {
+        if !self.encryption.has_services() {
+            return Vec::new();
+        }
+        let encryption = Arc::clone(&self.encryption);
+        let check = move || -> BoxFuture<'static, Result<(), String>> {
+            let encryption = Arc::clone(&encryption);
+            Box::pin(async move { encryption.check().await })
+        };
+        vec![ferrite_apiserver::HealthCheck { name: "kms-providers", check: Arc::new(check) }]
     }
 
     /// Ends the etcd API. The store closes with the last who holds it.
-    pub async fn stop(self) {
+    pub async fn stop(mut self) {
+        self.following.shutdown().await;
         if let Some((service, tasks)) = self.api {
             service.stop().await;
             tasks.join_all().await;
@@ -115,6 +143,36 @@ fn tls(paths: &Paths, listen: IpAddr, node_address: IpAddr) -> Result<rustls::Se
 }
 
 impl StorageOptions {
+    /// Puts encryption at rest between the store and its readers and writers.
+    async fn encrypt(&self, store: &Arc<Store>) -> Result<(Arc<Encryption>, JoinSet<()>), BoxError> {
+        let options = EncryptionOptions {
+            file: self.encryption_provider_config.clone(),
+            reload: self.encryption_provider_config_automatic_reload,
+            // Keys of the embedded store are named as everybody names them.
+            etcd_prefix: if self.etcd_servers.is_empty() { "/registry" } else { &self.etcd_prefix }
+                .to_owned(),
+        };
+        let place = |(path, group, resource): (String, String, String)| StoredAt {
+            path,
+            resource: GroupResource::new(&group, &resource),
+        };
+        let built_in = ferrite_apiserver::storage_places().into_iter().map(place);
+        let encryption = Encryption::open(options, built_in)
+            .await
+            .map_err(|error| format!("cannot use --encryption-provider-config: {error}"))?;
+        store.set_transformer(Arc::clone(&encryption) as _);
+        store.reveal_all().await;
+        if store.has_unreadable() {
+            tracing::error!(
+                "the store has objects that cannot be decrypted: check --encryption-provider-config and its services"
+            );
+        }
+        let mut following = JoinSet::new();
+        let (store, follows) = (Arc::clone(store), Arc::clone(&encryption));
+        following.spawn(async move { follows.run(&store).await });
+        Ok((encryption, following))
+    }
+
     fn etcd(&self) -> EtcdOptions {
         let client = self.etcd_certfile.clone().zip(self.etcd_keyfile.clone());
         let prefix = self.etcd_prefix.trim_matches('/');

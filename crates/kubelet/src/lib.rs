@@ -15,7 +15,6 @@ mod devices;
 mod eviction;
 mod hooks;
 mod images;
-mod inotify;
 mod kubelet;
 mod logs;
 mod node;

@@ -4,9 +4,9 @@
 //! Every socket has a task of its own: one that hangs or lies holds up nobody else. A socket that is made anew is a plugin
 //! that restarted, and is registered again; one that is removed is a plugin that is gone.
 
-use crate::inotify::Watcher;
 use async_trait::async_trait;
 use ferrite_client::{Backoff, Scope};
+use ferrite_component::Watcher;
 use ferrite_csi::registration::PluginInfo;
 use ferrite_csi::{CallError, Registrar};
 use std::collections::BTreeMap;

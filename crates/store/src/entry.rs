@@ -5,7 +5,8 @@ use std::borrow::Borrow;
 use std::cmp::Ordering;
 use std::fmt;
 use std::hash::{Hash, Hasher};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 
 /// The number of a committed change. Zero is the empty store; the first change is 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -121,6 +122,7 @@ pub struct Lease {
 /// What a key holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
+    /// The value as it is stored.
     pub value: Bytes,
     /// The revision that created the key (after its last deletion).
     pub created: Revision,
@@ -129,7 +131,65 @@ pub struct Entry {
     /// How many times it was written since it was created; 1 after creation.
     pub version: u64,
     pub lease: LeaseId,
+    /// The value as readers of objects see it, where that is not what is stored.
+    pub plain: Plain,
 }
+
+impl Entry {
+    /// The value as it was before a [`Transformer`](crate::Transformer) made the stored one of it.
+    #[inline]
+    pub fn plain(&self) -> &Bytes {
+        self.plain.revealed.get().map_or(&self.value, |plain| plain)
+    }
+
+    /// True if the transformer cannot read the stored value.
+    #[inline]
+    pub fn is_unreadable(&self) -> bool {
+        self.plain.unreadable.load(Relaxed)
+    }
+}
+
+/// The value of an entry before it was transformed for storage. An entry is shared by the head, the replica and the
+/// history, so that its value is revealed in place, once for all of them.
+#[derive(Debug, Default)]
+pub struct Plain {
+    /// Unset where the value is stored as it is. Boxed, because that is so for most entries.
+    revealed: OnceLock<Box<Bytes>>,
+    unreadable: AtomicBool,
+}
+
+impl Plain {
+    pub(crate) fn is_revealed(&self) -> bool {
+        self.revealed.get().is_some()
+    }
+
+    pub(crate) fn reveal(&self, value: Option<Bytes>) {
+        if let Some(value) = value {
+            // Whoever was faster has revealed the same value.
+            let _ = self.revealed.set(Box::new(value));
+        }
+        self.unreadable.store(false, Relaxed);
+    }
+
+    pub(crate) fn hide(&self) {
+        self.unreadable.store(true, Relaxed);
+    }
+}
+
+impl Clone for Plain {
+    fn clone(&self) -> Self {
+        Self { revealed: self.revealed.clone(), unreadable: AtomicBool::new(self.unreadable.load(Relaxed)) }
+    }
+}
+
+/// Two entries are the same if the same is stored.
+impl PartialEq for Plain {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for Plain {}
 
 #[cfg(test)]
 mod tests {

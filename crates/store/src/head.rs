@@ -1,6 +1,6 @@
 //! The head: everything numbered, durable or not. Pure: compares, applies, numbers.
 
-use crate::entry::{Entry, Key, Lease, LeaseId, Revision};
+use crate::entry::{Entry, Key, Lease, LeaseId, Plain, Revision};
 use crate::history::Change;
 use crate::leases::Leases;
 use crate::log::LeaseRecord;
@@ -98,7 +98,14 @@ impl Draft {
 
     /// Writes a key with a lease that exists and a value that keeps nothing else in memory.
     fn put_own(&mut self, key: Key, value: Bytes, lease: LeaseId) -> Arc<Entry> {
-        let mut entry = Entry { value, created: self.next, modified: self.next, version: 1, lease };
+        let mut entry = Entry {
+            value,
+            created: self.next,
+            modified: self.next,
+            version: 1,
+            lease,
+            plain: Plain::default(),
+        };
         let (entry, previous) = match self.state.map.get_mut(key.as_bytes()) {
             // One search for both.
             Some(place) => {

@@ -153,6 +153,7 @@ mod tests {
                 modified: Revision(revision),
                 version: 1,
                 lease: crate::LeaseId::NONE,
+                plain: crate::Plain::default(),
             })
         };
         Change {

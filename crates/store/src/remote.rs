@@ -42,11 +42,22 @@ impl Feed {
         self.0.published().snapshot.get(key).cloned()
     }
 
+    /// Lets the transformer ask others for what it needs to read these values, before they are applied.
+    pub async fn prepare(&self, entries: impl Iterator<Item = (&Key, &Arc<Entry>)>) {
+        let Some(transformer) = self.0.transformer.get() else { return };
+        let sealed = |(key, entry): &(&Key, &Arc<Entry>)| transformer.unseal(key, &entry.value).is_err();
+        let stored: Vec<_> = entries.filter(sealed).map(|(k, e)| (k.clone(), e.value.clone())).collect();
+        if !stored.is_empty() {
+            transformer.prepare(stored).await;
+        }
+    }
+
     /// Starts anew with everything there is at `revision`. Watches of an older position are ended as compacted,
     /// because nobody knows what happened in between; all of them are when `revision` is one that was passed before:
     /// the remote store was put back to an earlier state.
     pub fn reset(&self, entries: impl IntoIterator<Item = (Key, Arc<Entry>)>, revision: Revision) {
         let map: Map = entries.into_iter().collect();
+        map.iter().for_each(|(key, entry)| self.0.reveal(key, entry));
         {
             let mut published = self.0.published_mut();
             let limits = published.history.limits();
@@ -64,6 +75,9 @@ impl Feed {
     /// Adds what was committed, in order. Each change is a key and what it holds now; `revision` is how far the
     /// remote store had come, at least the last change's.
     pub fn apply(&self, batch: Vec<(Revision, Key, Option<Arc<Entry>>)>, revision: Revision) {
+        for (_, key, entry) in &batch {
+            entry.iter().for_each(|entry| self.0.reveal(key, entry));
+        }
         let mut changes = Vec::with_capacity(batch.len());
         let reached;
         {

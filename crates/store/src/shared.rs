@@ -8,11 +8,13 @@ use crate::log::{Made, Records, Recovered};
 use crate::replica::Snapshot;
 use crate::store::StoreError;
 use crate::subscribers::Subscribers;
+use crate::transform::Transformer;
 use crate::txn::{Durability, Outcome, Txn};
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{
-    Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError,
+    Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
+    TryLockError,
 };
 use std::time::Instant;
 use tokio::sync::{Notify, oneshot, watch};
@@ -147,6 +149,10 @@ pub(crate) struct Shared {
     subscribers: Mutex<Subscribers>,
     /// [`Subscribers::dispatched`], for watches that look without the lock.
     dispatched: AtomicU64,
+    /// Makes the stored form of values, where it is another.
+    pub transformer: OnceLock<Arc<dyn Transformer>>,
+    /// True if the transformer may have failed on something that readers see.
+    pub unreadable: AtomicBool,
     /// Rings when a lease was granted or renewed.
     pub leased: Notify,
     /// The published revision, for those who wait for one that comes from elsewhere.
@@ -173,6 +179,8 @@ impl Shared {
             published: RwLock::new(Published { snapshot, leases, history, epoch: 0 }),
             subscribers: Mutex::new(Subscribers::new(revision)),
             dispatched: AtomicU64::new(revision.0),
+            transformer: OnceLock::new(),
+            unreadable: AtomicBool::new(false),
             leased: Notify::new(),
             reached: watch::Sender::new(revision),
         }

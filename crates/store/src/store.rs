@@ -10,6 +10,7 @@ use crate::remote::{Feed, Remote};
 use crate::replica::Snapshot;
 use crate::shared::{Answer, Head, Shared};
 use crate::subscribers::Trigger;
+use crate::transform::{TransformError, Transformer};
 use crate::txn::{Durability, Outcome, Txn};
 use crate::watch::{Watch, WatchEnd};
 use crate::writer::write_loop;
@@ -56,6 +57,9 @@ pub enum StoreError {
     LeaseExists(LeaseId),
     #[error("the transaction has {size} bytes, the limit is {limit}")]
     TooLarge { size: usize, limit: usize },
+    /// A value has no stored form, because its key is not available. Nothing of this transaction happened.
+    #[error(transparent)]
+    Transform(TransformError),
     /// A remote store cannot be reached or has no leader. Whether the change happened is not known.
     #[error("the store cannot be reached: {0}")]
     Unreachable(String),
@@ -150,6 +154,32 @@ impl Store {
         Self { shared, engine, in_flight: Semaphore::new(IN_FLIGHT / UNIT) }
     }
 
+    /// Chooses the form in which commits store values. What is there already is revealed by [`Self::reveal_all`]. Only the
+    /// first call counts.
+    pub fn set_transformer(&self, transformer: Arc<dyn Transformer>) {
+        let _ = self.shared.transformer.set(transformer);
+    }
+
+    /// Reads the stored form of everything that was not readable so far.
+    pub async fn reveal_all(&self) {
+        self.shared.reveal_all().await;
+    }
+
+    /// True if there may be entries that the transformer cannot read.
+    pub fn has_unreadable(&self) -> bool {
+        self.shared.unreadable.load(std::sync::atomic::Ordering::Relaxed)
+    }
+
+    /// Why the value of an entry cannot be read.
+    pub fn unreadable_why(&self, key: &Key, entry: &Entry) -> Option<TransformError> {
+        self.shared.transformer.get()?.unseal(key, &entry.value).err()
+    }
+
+    /// True if the value would be stored in another form now.
+    pub fn is_stale(&self, key: &Key, entry: &Entry) -> bool {
+        self.shared.transformer.get().is_some_and(|transformer| transformer.is_stale(key, &entry.value))
+    }
+
     /// Whether the changes are made elsewhere, so that other processes may make changes, too.
     pub fn is_remote(&self) -> bool {
         matches!(self.engine, Engine::Remote(_))
@@ -185,9 +215,10 @@ impl Store {
         Ok((value, told(answer).await?))
     }
 
-    /// Commits a transaction. When it answers, the outcome is visible to every reader and, unless the transaction
+    /// Commits a transaction, with values in their stored form. When it answers, the outcome is visible to every reader and, unless the transaction
     /// is relaxed, durable.
-    pub async fn commit(&self, txn: Txn) -> Result<Outcome, StoreError> {
+    pub async fn commit(&self, mut txn: Txn) -> Result<Outcome, StoreError> {
+        self.shared.seal(&mut txn)?;
         if let Engine::Remote(remote) = &self.engine {
             let outcome = remote.commit(txn).await?;
             self.reach(outcome.revision()).await?;

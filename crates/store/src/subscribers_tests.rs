@@ -21,6 +21,7 @@ fn entry(value: &str) -> Arc<Entry> {
         modified: Revision(1),
         version: 1,
         lease: crate::LeaseId::NONE,
+        plain: crate::Plain::default(),
     })
 }
 

@@ -141,6 +141,10 @@ fn publish(shared: &Shared, batch: &mut Batch, revision: Revision, leases: Lease
     // Leases are shown as they are after the whole batch, and nobody may see half of it.
     let leased = pending.iter().any(|p| p.applied.record.as_ref().is_some_and(|r| !r.leases.is_empty()));
     let together = if leased { pending.len() } else { TOGETHER };
+    // Before the lock: readers do not wait for a cipher.
+    for Change { key, entry, .. } in &*changes {
+        entry.iter().for_each(|entry| shared.reveal(key, entry));
+    }
     let mut past = Vec::new();
     let mut unseen = &changes[..];
     while pending.len() > together {

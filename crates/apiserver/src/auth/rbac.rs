@@ -349,7 +349,7 @@ fn reason(binding: &Binding, subject: &str) -> String {
 }
 
 fn decoded(entry: &Entry) -> Value {
-    ferrite_json::from_slice(&entry.value).unwrap_or_default()
+    ferrite_json::from_slice(entry.plain()).unwrap_or_default()
 }
 
 impl State {

@@ -360,7 +360,7 @@ impl WatchEncoder {
         let type_ = type_.as_str();
         let copied = self.as_.format == Format::Json && self.resource.is_read_as_stored();
         if copied && matches!(self.as_.shape, Shape::AsIs | Shape::AggregatedDiscovery) {
-            let mut out = BytesMut::with_capacity(entry.value.len() + 96);
+            let mut out = BytesMut::with_capacity(entry.plain().len() + 96);
             out.put_slice(format!(r#"{{"type":"{type_}","object":"#).as_bytes());
             stored::put_object(entry, &mut out);
             out.put_slice(b"}\n");

@@ -11,7 +11,7 @@ use ferrite_api::field::Path;
 use ferrite_api::resource::Resource;
 use ferrite_api::{Gvk, Status, meta, meta_validation};
 use ferrite_json::{Value, json};
-use ferrite_store::{Change, Entry};
+use ferrite_store::{Change, Entry, Plain};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -126,19 +126,23 @@ impl Converter {
         let mut bytes = 0;
         for at in 0..entries.len() {
             let entry = &entries[at];
-            let Ok(mut object) = ferrite_json::from_slice::<Value>(&entry.value) else { continue };
+            let Ok(mut object) = ferrite_json::from_slice::<Value>(entry.plain()) else { continue };
             if custom.conversion_from(object["apiVersion"].as_str().unwrap_or_default()).is_some() {
                 custom.complete_stored(&mut object);
                 stored::set_version(&mut object, entry.modified);
                 places.push(at);
-                bytes += entry.value.len();
+                bytes += entry.plain().len();
                 objects.push(object);
             }
             let last = at + 1 == entries.len();
             if (last || objects.len() >= BATCH || bytes >= BATCH_BYTES) && !objects.is_empty() {
                 let converted = self.ask(resource, custom, webhook, std::mem::take(&mut objects)).await?;
                 for (place, object) in places.drain(..).zip(converted) {
-                    let entry = Entry { value: stored::encode_as_is(&object), ..(*entries[place]).clone() };
+                    let entry = Entry {
+                        value: stored::encode_as_is(&object),
+                        plain: Plain::default(),
+                        ..(*entries[place]).clone()
+                    };
                     entries[place] = Arc::new(entry);
                 }
                 bytes = 0;

@@ -1,17 +1,39 @@
 //! Finds the user of a request.
 
-use super::{Exchange, Refusal, times};
+use super::{Exchange, Refusal, Wait, times};
 use crate::auth::{self, User};
 use crate::connections::Slot;
 use crate::server::ApiServer;
 use ::http::{header, request::Parts};
 use ferrite_api::Status;
 use std::sync::Arc;
+use std::time::Instant;
 
-pub(super) fn before(exchange: &mut Exchange) -> Result<(), Refusal> {
+pub(super) fn before(exchange: &mut Exchange) -> Result<Option<Wait<'_>>, Refusal> {
+    let asked_at = Instant::now();
     let (server, asked) = (&exchange.facts.server, &mut exchange.asked);
-    let asked_at = std::time::Instant::now();
-    let user = authenticate(server, asked.user.take(), &asked.parts);
+    let token = match authenticate(server, asked.user.take(), &asked.parts) {
+        Found::User(user) => {
+            found(exchange, user, asked_at)?;
+            return Ok(None);
+        }
+        Found::ForeignToken(token) => token,
+    };
+    Ok(Some(Box::pin(async move {
+        let server = Arc::clone(&exchange.facts.server);
+        let audiences = server.config.audiences();
+        let known = tokio::time::timeout_at(exchange.facts.deadline, server.foreign_user(&token, &audiences));
+        let user = match known.await {
+            Ok(Ok((user, _))) => Ok(Arc::new(user)),
+            _ => Err(Status::unauthorized()),
+        };
+        Ok(found(exchange, user, asked_at)?)
+    })))
+}
+
+/// Notes the user of a request, or refuses it.
+fn found(exchange: &mut Exchange, user: Result<Arc<User>, Status>, asked_at: Instant) -> Result<(), Status> {
+    let (server, asked) = (&exchange.facts.server, &mut exchange.asked);
     let elapsed = asked_at.elapsed();
     server.metrics.access.authenticated(user.as_deref().ok(), elapsed);
     times::AUTHENTICATION.observe(elapsed);
@@ -24,20 +46,29 @@ pub(super) fn before(exchange: &mut Exchange) -> Result<(), Refusal> {
     Ok(())
 }
 
+/// What the server itself knows of a request's credentials.
+enum Found {
+    User(Result<Arc<User>, Status>),
+    /// A token that somebody else may know.
+    ForeignToken(String),
+}
+
 /// The user of a certificate, else of a token, else the anonymous one. As upstream: a refused certificate leaves only
 /// the token.
-fn authenticate(server: &ApiServer, user: Option<Arc<User>>, parts: &Parts) -> Result<Arc<User>, Status> {
+fn authenticate(server: &ApiServer, user: Option<Arc<User>>, parts: &Parts) -> Found {
     if let Some(user) = user {
-        return Ok(user);
+        return Found::User(Ok(user));
     }
     let Some(token) = parts.headers.get(header::AUTHORIZATION).and_then(auth::bearer_token) else {
-        return match parts.extensions.get::<auth::RefusedCertificate>() {
+        return Found::User(match parts.extensions.get::<auth::RefusedCertificate>() {
             Some(auth::RefusedCertificate) => Err(Status::unauthorized()),
-            None if !server.config.anonymous_auth => Err(Status::unauthorized()),
+            None if !server.allows_anonymous(parts.uri.path()) => Err(Status::unauthorized()),
             None => Ok(Arc::new(User::anonymous())),
-        };
+        });
     };
-    let audiences = server.config.audiences();
-    let known = server.token_user(token, &audiences).ok();
-    known.map(|(user, _)| Arc::new(user)).ok_or_else(Status::unauthorized)
+    match server.token_user(token, &server.config.audiences()) {
+        Ok((user, _)) => Found::User(Ok(Arc::new(user))),
+        Err(_) if server.jwt.has_issuers() => Found::ForeignToken(token.to_owned()),
+        Err(_) => Found::User(Err(Status::unauthorized())),
+    }
 }

@@ -96,7 +96,7 @@ const CHAIN: &[Filter] = &[
     // The filters below may refuse the request before its user is known.
     Filter::both(audit::arrived, audit::refused),
     Filter::before(deadline::before),
-    Filter::before(authentication::before),
+    Filter::waiting(authentication::before, |_, answer| answer),
     // The audit tells who asks, not whom they impersonate, and sees every response from here on.
     Filter::waiting(audit::before, audit::after),
     // Authorization is about the user that the request is made as.

@@ -69,7 +69,7 @@ impl Sizes {
         let entries = snapshot.range(prefix.as_bytes(), None);
         let size = entries.fold(Size::default(), |size, (_, entry)| Size {
             objects: size.objects + 1,
-            bytes: size.bytes + entry.value.len() as u64,
+            bytes: size.bytes + entry.plain().len() as u64,
         });
         let mut known = lock();
         // Resources come and go; those that went are forgotten with the old ones.

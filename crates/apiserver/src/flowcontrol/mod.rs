@@ -252,7 +252,7 @@ impl Follower {
             let prefix = stored::prefix(resource);
             self.watches.extend(self.store.watch(prefix.as_bytes(), snapshot.revision()));
             let entries = snapshot.range(prefix.as_bytes(), None);
-            entries.filter_map(|(_, entry)| decoded(&entry.value)).collect()
+            entries.filter_map(|(_, entry)| decoded(entry.plain())).collect()
         });
         let levels = std::mem::take(&mut all[1]).iter().map(LevelConfig::read).collect();
         self.flow.apply(all[0].iter().map(SchemaConfig::read).collect(), levels);

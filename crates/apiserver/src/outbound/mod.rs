@@ -68,6 +68,14 @@ pub(crate) struct Call<'a> {
     pub limit: usize,
 }
 
+/// A document to read.
+pub(crate) struct Fetch<'a> {
+    pub destination: &'a Destination,
+    pub deadline: Instant,
+    /// The largest document that is read.
+    pub limit: usize,
+}
+
 /// An answer, read to its end.
 pub(crate) struct Answered {
     pub code: u16,
@@ -90,10 +98,19 @@ impl Outbound {
     /// Sends a POST of JSON and reads the answer. Redirects are answers as any other.
     pub async fn call(&self, view: &View, call: Call<'_>) -> Result<Answered, CallError> {
         let deadline = call.deadline;
-        tokio::time::timeout_at(deadline, self.send(view, call)).await.map_err(|_| CallError::Timeout)?
+        let sent = self.send(view, &Method::POST, call);
+        tokio::time::timeout_at(deadline, sent).await.map_err(|_| CallError::Timeout)?
     }
 
-    async fn send(&self, view: &View, call: Call<'_>) -> Result<Answered, CallError> {
+    /// Reads a document. Redirects are answers as any other.
+    pub async fn get(&self, view: &View, fetch: Fetch<'_>) -> Result<Answered, CallError> {
+        let Fetch { destination, deadline, limit } = fetch;
+        let call = Call { destination, body: Bytes::new(), query: "", deadline, limit };
+        let sent = self.send(view, &Method::GET, call);
+        tokio::time::timeout_at(deadline, sent).await.map_err(|_| CallError::Timeout)?
+    }
+
+    async fn send(&self, view: &View, method: &Method, call: Call<'_>) -> Result<Answered, CallError> {
         let addresses = call.destination.addresses(view).await?;
         let mut last = None;
         for address in addresses {
@@ -108,7 +125,7 @@ impl Outbound {
                     }
                 };
                 let kept = sender.was_kept;
-                match self.exchange(&origin, sender, &call).await {
+                match self.exchange(&origin, sender, method, &call).await {
                     Err(CallError::Http(error)) if kept && is_stale(&error) => continue,
                     other => return other,
                 }
@@ -121,9 +138,10 @@ impl Outbound {
         &self,
         origin: &Origin,
         mut sender: Sender,
+        method: &Method,
         call: &Call<'_>,
     ) -> Result<Answered, CallError> {
-        let request = self.request(&sender, call)?;
+        let request = self.request(&sender, method, call)?;
         let response = sender.send(request).await?;
         let code = response.status().as_u16();
         let body = self.read(response.into_body(), call.limit).await?;
@@ -131,7 +149,12 @@ impl Outbound {
         Ok(Answered { code, body })
     }
 
-    fn request(&self, sender: &Sender, call: &Call<'_>) -> Result<Request<Full<Bytes>>, CallError> {
+    fn request(
+        &self,
+        sender: &Sender,
+        method: &Method,
+        call: &Call<'_>,
+    ) -> Result<Request<Full<Bytes>>, CallError> {
         let bad = |error: &dyn std::fmt::Display| CallError::Destination(error.to_string());
         let destination = &call.destination.shared;
         let target = destination.target(call.query);
@@ -141,7 +164,7 @@ impl Outbound {
             false => target,
         };
         let mut request = Request::builder()
-            .method(Method::POST)
+            .method(method)
             .uri(uri)
             .header(header::CONTENT_TYPE, "application/json")
             .header(header::ACCEPT, "application/json, */*")

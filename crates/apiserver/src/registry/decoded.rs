@@ -27,7 +27,7 @@ impl DecodedObjects {
     pub fn get(&self, resource: &Resource, key: &Key, entry: &Arc<Entry>) -> Option<Arc<Value>> {
         let decode = || stored::decode(resource, entry).map(Arc::new);
         // What is stored as another version is a different object to each that looks.
-        if !resource.is_read_as_stored() || entry.value.len() > LARGE {
+        if !resource.is_read_as_stored() || entry.plain().len() > LARGE {
             return decode();
         }
         if let Some(known) = self.lock().get(key)
@@ -68,6 +68,7 @@ mod tests {
             modified: Revision(modified),
             version: 1,
             lease: LeaseId::NONE,
+            plain: ferrite_store::Plain::default(),
         })
     }
 

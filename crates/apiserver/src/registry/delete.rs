@@ -49,6 +49,7 @@ impl Registry {
                 (None, Some((marked, _))) => return Ok(Deleted::Gone(marked.clone())),
                 (None, None) => return Err(Status::not_found(&resource.group, &resource.plural, name)),
             };
+            self.check_readable(&key, entry)?;
             let shown = self.converter.entry(resource, entry).await?;
             let old = stored::decode(resource, &shown).ok_or_else(|| unreadable(resource, name))?;
             if let Some((marked, uid)) = &marked_here

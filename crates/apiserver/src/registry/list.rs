@@ -57,7 +57,7 @@ impl Items {
                 while seen < bytes
                     && let Some(entry) = entries.next()
                 {
-                    seen += entry.value.len();
+                    seen += entry.plain().len();
                     taken.push(entry);
                 }
                 (!taken.is_empty()).then_some(taken)
@@ -85,7 +85,7 @@ impl Scan {
                 self.next = Some(key.as_bytes().to_vec());
                 break;
             }
-            seen += entry.value.len();
+            seen += entry.plain().len();
             evaluated += 1;
             if self.selectors.select(&self.resource, entry) {
                 taken.push(Arc::clone(entry));
@@ -161,6 +161,7 @@ impl Registry {
             ));
         }
         let snapshot = self.snapshot_for(&prefix, options, token.as_ref())?;
+        self.check_all_readable(&snapshot, &prefix)?;
         LISTED.total.with(&[&resource.group, &resource.plural]).increment();
         let revision = snapshot.revision();
         // As upstream: whoever takes any version is answered from the cache, which knows no pages.

@@ -24,6 +24,7 @@ pub(crate) use delete::{Deleted, check_delete_preconditions};
 pub(crate) use hub::{Event, EventType, FrameKey};
 pub(crate) use list::{Items, ListPage};
 pub(crate) use select::{Facts, Selectors};
+pub use stored::places as storage_places;
 pub(crate) use update::{Change, Update, precondition_failed};
 pub(crate) use watch::{WatchEvent, WatchStream};
 
@@ -39,7 +40,7 @@ use ferrite_api::codec::{DecodeError, MAX_DEPTH, MAX_OBJECT_DEPTH};
 use ferrite_api::resource::Resource;
 use ferrite_component::steps::Timer;
 use ferrite_json::Value;
-use ferrite_store::{Entry, Outcome, Revision, Snapshot, Store, StoreError, Txn};
+use ferrite_store::{Entry, Key, Outcome, Revision, Snapshot, Store, StoreError, Txn};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -351,11 +352,39 @@ impl Registry {
 
     /// The stored object.
     pub fn get(&self, resource: &Resource, namespace: &str, name: &str) -> Result<Arc<Entry>, Status> {
-        self.store
-            .snapshot()
-            .get(stored::key(resource, namespace, name).as_bytes())
-            .cloned()
-            .ok_or_else(|| Status::not_found(&resource.group, &resource.plural, name))
+        let key = stored::key(resource, namespace, name);
+        let entry = self.store.snapshot().get(key.as_bytes()).cloned();
+        let entry = entry.ok_or_else(|| Status::not_found(&resource.group, &resource.plural, name))?;
+        self.check_readable(&key, &entry)?;
+        Ok(entry)
+    }
+
+    /// Fails if the stored value cannot be decrypted.
+    fn check_readable(&self, key: &Key, entry: &Entry) -> Result<(), Status> {
+        match entry.is_unreadable() {
+            false => Ok(()),
+            true => Err(Status::internal(self.unreadable_why(key, entry))),
+        }
+    }
+
+    fn unreadable_why(&self, key: &Key, entry: &Entry) -> String {
+        let why = self.store.unreadable_why(key, entry);
+        why.map_or_else(|| "the value was not readable a moment ago".to_owned(), |error| error.to_string())
+    }
+
+    /// Fails if a value below the prefix cannot be decrypted. As upstream: a list is whole or not at all.
+    fn check_all_readable(&self, snapshot: &Snapshot, prefix: &str) -> Result<(), Status> {
+        if !self.store.has_unreadable() {
+            return Ok(());
+        }
+        let mut all = snapshot.range(prefix.as_bytes(), None);
+        match all.find(|(_, entry)| entry.is_unreadable()) {
+            None => Ok(()),
+            Some((key, entry)) => {
+                let why = self.unreadable_why(key, entry);
+                Err(Status::internal(format!("unable to transform key {key:?}: {why}")))
+            }
+        }
     }
 
     /// The stored object, in the version of the resource.

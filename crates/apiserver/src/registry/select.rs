@@ -92,7 +92,7 @@ impl Facts {
 
     /// What the metadata alone tells; the rest of the object is not parsed.
     fn of_metadata(entry: &Entry) -> Option<Self> {
-        let metadata: Metadata = ferrite_json::from_slice(stored::metadata(&entry.value)?).ok()?;
+        let metadata: Metadata = ferrite_json::from_slice(stored::metadata(entry.plain())?).ok()?;
         let Metadata { name, namespace, labels } = metadata;
         Some(Self { name, namespace, labels, fields: Vec::new() })
     }
@@ -127,6 +127,7 @@ mod tests {
             modified: Revision(1),
             version: 1,
             lease: LeaseId::NONE,
+            plain: ferrite_store::Plain::default(),
         };
         let rows = [
             ("", "", true),

@@ -19,6 +19,13 @@ fn path(resource: &Resource) -> Cow<'_, str> {
     Cow::Borrowed(resource.hooks.storage_prefix.unwrap_or(plural))
 }
 
+/// Where the objects of built-in kinds lie below `/registry/`, with group and resource.
+pub fn places() -> Vec<(String, String, String)> {
+    let kinds = ferrite_api::kinds::built_in();
+    let place = |row: &Resource| (path(row).into_owned(), row.group.to_string(), row.plural.to_string());
+    kinds.iter().map(place).collect()
+}
+
 /// `/registry/pods/`, under which all objects of the resource lie.
 pub(crate) fn prefix(resource: &Resource) -> String {
     ["/registry/", &path(resource), "/"].concat()
@@ -189,7 +196,7 @@ fn put_member(out: &mut Vec<u8>, key: &str, value: &Value, first: &mut bool) {
 
 /// The object with its resource version. None when the value is not what [`encode`] writes.
 pub(crate) fn decode(resource: &Resource, entry: &Entry) -> Option<Value> {
-    decode_value(resource, &entry.value, entry.modified)
+    decode_value(resource, entry.plain(), entry.modified)
 }
 
 fn decode_value(resource: &Resource, value: &[u8], revision: Revision) -> Option<Value> {
@@ -205,8 +212,9 @@ pub(crate) fn set_version(object: &mut Value, revision: Revision) {
 
 /// Appends the whole object with its resource version.
 pub(crate) fn put_object(entry: &Entry, out: &mut BytesMut) {
-    let (beginning, rest) = entry.value.split_at(metadata_at(&entry.value).unwrap_or_default());
-    out.reserve(entry.value.len() + 48);
+    let value = entry.plain();
+    let (beginning, rest) = value.split_at(metadata_at(value).unwrap_or_default());
+    out.reserve(value.len() + 48);
     out.put_slice(beginning);
     put_versioned(entry.modified, rest.get(1..).unwrap_or_default(), out);
 }
@@ -222,7 +230,7 @@ pub(crate) fn put_item(beginning: usize, entry: &Entry, out: &mut BytesMut) {
 }
 
 fn put(beginning: &str, skip: usize, entry: &Entry, out: &mut BytesMut) {
-    let rest = entry.value.get(skip..).unwrap_or_default();
+    let rest = entry.plain().get(skip..).unwrap_or_default();
     out.reserve(beginning.len() + rest.len() + 48);
     // The brace that opens the metadata is written with the version.
     out.put_slice(&beginning.as_bytes()[..beginning.len() - 1]);
@@ -266,7 +274,7 @@ const MAX_HEAD: usize = 1024;
 
 /// Appends the object's metadata with its resource version.
 pub(crate) fn put_metadata(entry: &Entry, out: &mut BytesMut) {
-    let metadata = metadata(&entry.value).unwrap_or(b"{}");
+    let metadata = metadata(entry.plain()).unwrap_or(b"{}");
     put_versioned(entry.modified, &metadata[1..], out);
 }
 
@@ -339,6 +347,7 @@ mod tests {
             modified: Revision(7),
             version: 1,
             lease: ferrite_store::LeaseId::NONE,
+            plain: ferrite_store::Plain::default(),
         };
         let mut expected = object.clone();
         expected["metadata"]["resourceVersion"] = "7".into();

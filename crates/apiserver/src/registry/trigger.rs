@@ -23,7 +23,7 @@ fn name_of<'a>(_: &str, key: &'a Key, _: &'a Entry) -> Option<&'a [u8]> {
 }
 
 fn text_of<'a>(field: &str, _: &'a Key, entry: &'a Entry) -> Option<&'a [u8]> {
-    text_at(&entry.value, field)
+    text_at(entry.plain(), field)
 }
 
 /// The text at a path of a stored object, which is found without parsing the rest; empty where there is none. None if

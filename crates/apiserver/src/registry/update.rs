@@ -84,6 +84,7 @@ impl Registry {
         for _ in 0..ATTEMPTS {
             let view = self.view();
             let Some(entry) = view.snapshot.get(key.as_bytes()) else { return Err(missing(update)) };
+            self.check_readable(&key, entry)?;
             let shown = self.converter.entry(resource, entry).await?;
             let old = stored::decode(resource, &shown).ok_or_else(|| unreadable(resource, update.name))?;
             let mut new = (update.change)(&old)?;
@@ -91,8 +92,9 @@ impl Registry {
             let attributes = self.update_attributes(update, &old);
             let allocation = self.prepare(update, &view, &attributes, &mut new, &old).await?;
             let mut charges = self.admission.charge(&view, &attributes, &new)?;
-            if same(&new, &old) {
-                // As upstream: nothing changes, so nothing is written and the resource version stays.
+            if same(&new, &old) && !self.store.is_stale(&key, entry) {
+                // As upstream: nothing changes, so nothing is written and the resource version stays. What is stored
+                // with an old key is written anew all the same.
                 return Ok(old.into());
             }
             if update.write.options.dry_run {

@@ -68,6 +68,9 @@ impl Registry {
         }
         // As upstream: without a version a watch begins with what is there, unless initial events are refused.
         let from_now = initial || (wanted == 0 && options.send_initial_events != Some(false));
+        if from_now {
+            self.check_all_readable(&snapshot, &prefix)?;
+        }
         let after = if from_now || wanted == 0 { current } else { Revision(wanted) };
         let oldest = Revision(self.oldest_watch.load(Ordering::Relaxed));
         if after < oldest {
@@ -189,6 +192,17 @@ impl WatchStream {
     }
 
     fn extend(&mut self, changes: Vec<Change>) {
+        let unreadable = |change: &Change| {
+            let mut both = change.entry.iter().chain(&change.previous);
+            both.any(|entry| entry.is_unreadable())
+        };
+        // As upstream: a change that cannot be decrypted ends the watch.
+        if let Some(change) = changes.iter().find(|change| unreadable(change)) {
+            let why = format!("unable to transform key {:?}", change.key);
+            self.ready.push_back(WatchEvent::Error(Status::internal(why)));
+            self.ended = true;
+            return;
+        }
         for event in self.hub.share(changes) {
             if let Some(type_) = self.seen_as(&event) {
                 self.hub.dispatched.increment();

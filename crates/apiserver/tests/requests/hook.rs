@@ -18,6 +18,8 @@ use tokio::task::JoinSet;
 #[derive(Clone)]
 pub struct Seen {
     pub path: String,
+    /// Host and port as the request names them.
+    pub authority: String,
     pub query: String,
     pub version: http::Version,
     pub headers: HeaderMap,
@@ -95,6 +97,11 @@ impl HookServer {
         json!({"url": self.url(path), "caBundle": bundle})
     }
 
+    /// The authority of its certificate, as PEM.
+    pub fn authority(&self) -> &str {
+        self.authority.certificate()
+    }
+
     /// What it was asked under a path.
     pub fn seen(&self, path: &str) -> Vec<Seen> {
         self.seen.lock().expect("a lock").iter().filter(|seen| seen.path == path).cloned().collect()
@@ -116,6 +123,10 @@ async fn answer(
     let bytes = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
     let seen = Seen {
         path: parts.uri.path().to_owned(),
+        authority: match (parts.uri.authority(), parts.headers.get(http::header::HOST)) {
+            (Some(authority), _) => authority.to_string(),
+            (None, host) => host.and_then(|host| host.to_str().ok()).unwrap_or_default().to_owned(),
+        },
         query: parts.uri.query().unwrap_or_default().to_owned(),
         version: parts.version,
         headers: parts.headers,

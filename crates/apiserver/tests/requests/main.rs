@@ -12,6 +12,7 @@ mod converting;
 mod custom;
 mod deleting;
 mod granting;
+mod jwt;
 mod network;
 mod parts;
 mod policies;

@@ -4,7 +4,7 @@ use base64::Engine;
 use bytes::Bytes;
 use ferrite_apiserver::{
     AdmissionPlugins, ApiServer, AuditConfig, AuditLog, AuditPolicy, Body, BoxError, Config, InProcessClient,
-    RequestHeader, Response, Serving, User,
+    JwtAuthentication, RequestHeader, Response, Serving, User,
 };
 use ferrite_json::{Value, json};
 use ferrite_store::Store;
@@ -77,6 +77,27 @@ impl World {
     pub async fn start_ranges(ranges: &[&str]) -> Self {
         let service_ranges = ranges.iter().map(|r| ferrite_api::Cidr::parse(r).expect("a range")).collect();
         Self::start_as(Store::memory(), Config { service_ranges, ..Self::config() }).await
+    }
+
+    /// A server that believes foreign issuers.
+    pub async fn start_believing(jwt: JwtAuthentication) -> Self {
+        Self::start_as(Store::memory(), Config { jwt, ..Self::config() }).await
+    }
+
+    /// Sends a request with a bearer token alone.
+    pub async fn with_token(&self, token: &str, path: &str, body: &Value) -> Reply {
+        let bearer = format!("Bearer {token}");
+        let request = Request::builder().method("POST").uri(path).header("authorization", bearer);
+        let body = Full::new(Bytes::from(body.to_string())).map_err(Into::into).boxed_unsync();
+        let request = request.header("content-type", "application/json").body(body).expect("a request");
+        Self::whole(Arc::clone(&self.server).handle(None, request).await).await
+    }
+
+    /// The code of an answer to somebody without credentials.
+    pub async fn without_credentials(&self, path: &str) -> u16 {
+        let body = Full::new(Bytes::new()).map_err(Into::into).boxed_unsync();
+        let request = Request::builder().uri(path).body(body).expect("a request");
+        Self::whole(Arc::clone(&self.server).handle(None, request).await).await.code
     }
 
     /// A server behind front proxies.

@@ -47,6 +47,7 @@ pub(super) async fn run(
     loop {
         match list(&members, &layout).await {
             Ok((entries, revision)) => {
+                feed.prepare(entries.iter().map(|(key, entry)| (key, entry))).await;
                 feed.reset(entries, revision);
                 progress.send_modify(|p| p.listed = true);
             }
@@ -185,12 +186,12 @@ async fn follow(members: &Members, layout: &Layout, feed: &Feed) -> End {
         }
         unfinished.extend(response.events);
         if !response.fragment && !unfinished.is_empty() {
-            apply(layout, feed, std::mem::take(&mut unfinished));
+            apply(layout, feed, std::mem::take(&mut unfinished)).await;
         }
     }
 }
 
-fn apply(layout: &Layout, feed: &Feed, events: Vec<Event>) {
+async fn apply(layout: &Layout, feed: &Feed, events: Vec<Event>) {
     let mut revision = Revision(0);
     let mut batch = Vec::with_capacity(events.len());
     for event in events {
@@ -203,6 +204,7 @@ fn apply(layout: &Layout, feed: &Feed, events: Vec<Event>) {
             batch.push((at, key, (!deleted).then(|| translate::entry(kv))));
         }
     }
+    feed.prepare(batch.iter().filter_map(|(_, key, entry)| Some((key, entry.as_ref()?)))).await;
     feed.apply(batch, revision);
 }
 

@@ -9,7 +9,7 @@ use crate::proto::etcdserverpb::{
 };
 use crate::proto::mvccpb::KeyValue;
 use bytes::Bytes;
-use ferrite_store::{Compare, Entry, Key, LeaseId, Op, Outcome, Revision, StoreError, Txn};
+use ferrite_store::{Compare, Entry, Key, LeaseId, Op, Outcome, Plain, Revision, StoreError, Txn};
 use std::sync::Arc;
 use tonic::{Code, Status};
 
@@ -56,6 +56,7 @@ pub(super) fn entry(kv: KeyValue) -> Arc<Entry> {
         modified: Revision(number(kv.mod_revision)),
         version: number(kv.version),
         lease: LeaseId(kv.lease),
+        plain: Plain::default(),
     })
 }
 

@@ -155,6 +155,8 @@ pub(crate) fn refused(error: &StoreError) -> Status {
         StoreError::Write(_) => status(Code::ResourceExhausted, "mvcc: database space exceeded"),
         StoreError::Closed | StoreError::Failed(_) => status(Code::Unavailable, "server stopped"),
         StoreError::Unreachable(_) => status(Code::Unavailable, "no leader"),
+        // The API stores values as its clients send them.
+        StoreError::Transform(_) => status(Code::Internal, "value cannot be transformed"),
     }
 }
 

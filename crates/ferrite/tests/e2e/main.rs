@@ -20,6 +20,7 @@ mod dns;
 mod docker;
 mod docker_network;
 mod docker_options;
+mod encryption;
 mod ingress;
 mod ipv6;
 mod kubectl;

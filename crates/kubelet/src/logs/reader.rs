@@ -1,8 +1,8 @@
 //! Streams a container's log, following it through rotation until the container has ended.
 
 use super::line::{Formatter, LogOptions};
-use crate::inotify::Watcher;
 use bytes::Bytes;
+use ferrite_component::Watcher;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};

@@ -3,7 +3,7 @@
 use super::manifest::{self, MAX_BYTES, ManifestError, Origin};
 use super::{LocalPods, Source};
 use crate::clock::Clock;
-use crate::inotify::Watcher;
+use ferrite_component::Watcher;
 use k8s_openapi::api::core::v1::Pod;
 use std::collections::BTreeMap;
 use std::io;

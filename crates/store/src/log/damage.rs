@@ -62,7 +62,7 @@ mod tests {
     use super::super::disk::BLOCK;
     use super::super::format::{Made, put_blocks};
     use super::*;
-    use crate::entry::{Entry, Key, LeaseId, Revision};
+    use crate::entry::{Entry, Key, LeaseId, Plain, Revision};
     use crate::history::Change;
     use bytes::Bytes;
     use std::sync::Arc;
@@ -73,7 +73,14 @@ mod tests {
     fn written(salt: Salt, size: usize) -> Vec<u8> {
         let value = Bytes::from((0..size).map(|i| (i % 251) as u8 | 1).collect::<Vec<_>>());
         let revision = Revision(7);
-        let entry = Entry { value, created: revision, modified: revision, version: 1, lease: LeaseId::NONE };
+        let entry = Entry {
+            value,
+            created: revision,
+            modified: revision,
+            version: 1,
+            lease: LeaseId::NONE,
+            plain: Plain::default(),
+        };
         let changes = [Change {
             revision,
             key: Key::from("/registry/k"),

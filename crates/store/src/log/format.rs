@@ -20,7 +20,7 @@
 //! of a frame's payload are part of it. Integers are little-endian.
 
 use super::disk::BLOCK;
-use crate::entry::{Entry, Key, Lease, LeaseId, Revision};
+use crate::entry::{Entry, Key, Lease, LeaseId, Plain, Revision};
 use crate::history::Change;
 use crate::txn::Op;
 use bytes::{Buf, BufMut, Bytes};
@@ -349,7 +349,7 @@ pub(crate) fn get_entry(from: &mut Bytes) -> Option<(Key, Entry)> {
     let modified = Revision(from.try_get_u64_le().ok()?);
     let version = from.try_get_u64_le().ok()?;
     let lease = LeaseId(from.try_get_i64_le().ok()?);
-    Some((key, Entry { value, created, modified, version, lease }))
+    Some((key, Entry { value, created, modified, version, lease, plain: Plain::default() }))
 }
 
 pub(crate) fn put_lease(out: &mut Vec<u8>, lease: Lease, ttl: u64) {

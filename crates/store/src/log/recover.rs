@@ -6,7 +6,7 @@ use super::format::{
     self, FRAME_HEADER, FileKind, FrameHeader, HEADER, Header, Item, LeaseRecord, Record, Salt,
 };
 use super::{CorruptError, checkpoint_path, log_path, numbered};
-use crate::entry::{Entry, Revision};
+use crate::entry::{Entry, Plain, Revision};
 use crate::history::{Change, History, HistoryLimits};
 use crate::leases::Leases;
 use crate::replica::Map;
@@ -394,6 +394,7 @@ fn apply(record: Record, into: &mut Recovered) {
                 modified: revision,
                 version: previous.as_ref().map_or(1, |p| p.version + 1),
                 lease,
+                plain: Plain::default(),
             })),
             Op::Delete { .. } => None,
         };

@@ -7,20 +7,21 @@ use std::path::Path;
 use tokio::io::unix::AsyncFd;
 
 /// Watches one directory: files written, made, moved or removed in it.
-pub(crate) struct Watcher {
+#[derive(Debug)]
+pub struct Watcher {
     fd: AsyncFd<OwnedFd>,
 }
 
 impl Watcher {
     /// Every change, also of a file that is still being written.
-    pub(crate) fn directory(path: &Path) -> io::Result<Self> {
+    pub fn directory(path: &Path) -> io::Result<Self> {
         let mask =
             libc::IN_MODIFY | libc::IN_CREATE | libc::IN_MOVED_TO | libc::IN_MOVED_FROM | libc::IN_DELETE;
         Self::with(path, mask)
     }
 
     /// Files that were written to their end, moved or removed.
-    pub(crate) fn closed_files(path: &Path) -> io::Result<Self> {
+    pub fn closed_files(path: &Path) -> io::Result<Self> {
         let mask = libc::IN_CLOSE_WRITE
             | libc::IN_MOVED_TO
             | libc::IN_MOVED_FROM
@@ -49,7 +50,7 @@ impl Watcher {
     }
 
     /// Waits until something changed since the last call.
-    pub(crate) async fn changed(&mut self) -> io::Result<()> {
+    pub async fn changed(&mut self) -> io::Result<()> {
         loop {
             let mut guard = self.fd.readable().await?;
             let drained = guard.try_io(|fd| drain(fd.get_ref()));
