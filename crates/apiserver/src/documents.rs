@@ -101,7 +101,7 @@ pub(crate) async fn answer(
         }
         Route::Steps => {
             let steps = ferrite_json::to_value(ferrite_component::steps::of(query.all("uid")));
-            Ok(http::json(200, &steps.map_err(|error| Status::internal(&error.to_string()))?))
+            Ok(http::json(200, &steps.map_err(|error| Status::internal(error.to_string()))?))
         }
         Route::FlowControl(dump) => {
             let text = server.flow_control.as_ref().and_then(|flow| flow.dump(dump));
