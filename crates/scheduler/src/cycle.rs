@@ -8,7 +8,7 @@ use tracing::info;
 use crate::extender::Extender;
 use crate::framework::{
     CycleState, Diagnosis, FailedSearch, Framework, Interest, MAX_SCORE, Nomination, PluginError, PodFilters,
-    PostFiltered, Reason, RejectedBy, Rejection, Victims,
+    PostFiltered, Reason, RejectedBy, Rejection, Remedy, Victims,
 };
 use crate::profile::ExtensionPoint;
 use crate::snapshot::{NodeInfo, PodInfo, Snapshot};
@@ -40,6 +40,8 @@ pub struct FitError {
     pub nomination: Nomination,
     /// Pods to remove from the nominated node.
     pub victims: Victims,
+    /// Work that may help the pod.
+    pub remedy: Option<Remedy>,
 }
 
 impl std::fmt::Display for FitError {
@@ -178,6 +180,7 @@ pub async fn schedule(
     error.post_filter = remedy.message;
     error.nomination = remedy.nomination;
     error.victims = remedy.victims;
+    error.remedy = remedy.remedy;
     Err(ScheduleError::Unschedulable(Box::new(error)))
 }
 
@@ -312,12 +315,14 @@ pub(crate) async fn post_filter(
     search: FailedSearch<'_>,
 ) -> Result<PostFiltered, PluginError> {
     let mut last = PostFiltered::default();
+    let mut remedy = None;
     let mut messages: Vec<String> = Vec::new();
     for plugin in framework.at(ExtensionPoint::PostFilter) {
         let Some(point) = plugin.post_filter() else { continue };
-        let result = point.post_filter(search).await?;
+        let mut result = point.post_filter(search).await?;
+        remedy = remedy.or(result.remedy.take());
         if matches!(result.nomination, Nomination::Node(_)) {
-            return Ok(result);
+            return Ok(PostFiltered { remedy, ..result });
         }
         if !result.message.is_empty() {
             messages.push(result.message.clone());
@@ -326,7 +331,7 @@ pub(crate) async fn post_filter(
             last = result;
         }
     }
-    Ok(PostFiltered { message: messages.join(", "), ..last })
+    Ok(PostFiltered { message: messages.join(", "), remedy, ..last })
 }
 
 fn best(

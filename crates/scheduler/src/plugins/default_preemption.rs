@@ -146,7 +146,7 @@ impl DefaultPreemption {
             Some(best) => Ok(PostFiltered {
                 nomination: Nomination::Node(best.node),
                 victims: best.victims,
-                message: String::new(),
+                ..PostFiltered::default()
             }),
             None => Ok(PostFiltered {
                 message: message("no candidate node for preemption"),

@@ -107,7 +107,9 @@ struct Scheduler {
 
 /// Starts scheduling; the tasks belong to the context's scope. Fails if a profile cannot be made.
 pub fn start(context: &SchedulerContext) -> Result<(), FrameworkError> {
-    let handle = Handle::new(context.client.clone(), context.informers.clone());
+    let handle = Handle::new(context.client.clone(), context.informers.clone())
+        .with_scope(context.scope.clone())
+        .with_events(context.events.clone());
     let mut profiles = Profiles::new();
     for profile in &context.configuration.profiles {
         let recorder = context.events.recorder(profile.scheduler_name.clone(), None);
@@ -279,7 +281,7 @@ impl Scheduler {
             error.victims.pods.into_iter().filter(|victim| !victim.is_terminating()).collect();
         {
             let mut queue = self.queue();
-            if !victims.is_empty() {
+            if !victims.is_empty() || error.remedy.is_some() {
                 queue.hold(pod.key.clone());
             }
             queue.give_back(popped, error.rejected_by, Instant::now());
@@ -292,11 +294,23 @@ impl Scheduler {
                 scheduler.report(&pod, reason, &message, &error.nomination).await;
                 drop(turn);
             };
+            let remedy = async {
+                let Some(remedy) = &error.remedy else { return };
+                let result = remedy.apply().await;
+                if let Err(error) = &result {
+                    warn!(pod = %pod.key, %error, "cannot help a pod that fits nowhere");
+                }
+                // A change that helps was remembered while the pod was held.
+                scheduler.queue().release(&pod.key, result.is_err(), Instant::now());
+                scheduler.wake.notify_one();
+            };
             match &error.nomination {
                 Nomination::Node(node) if !victims.is_empty() => {
-                    tokio::join!(report, scheduler.preempt(&pod, node, &victims));
+                    tokio::join!(report, remedy, scheduler.preempt(&pod, node, &victims));
                 }
-                _ => report.await,
+                _ => {
+                    tokio::join!(report, remedy);
+                }
             }
             drop(permit);
         });
