@@ -12,6 +12,7 @@ mod devices;
 pub mod explain;
 pub mod extender;
 pub mod framework;
+mod measures;
 pub mod nominated;
 pub mod plugins;
 pub mod preemption;

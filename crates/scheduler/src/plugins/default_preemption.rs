@@ -161,6 +161,7 @@ impl PostFilter for DefaultPreemption {
         &'a self,
         search: FailedSearch<'a>,
     ) -> BoxFuture<'a, Result<PostFiltered, PluginError>> {
+        crate::measures::preemption_attempt();
         Box::pin(self.preempt(search))
     }
 }

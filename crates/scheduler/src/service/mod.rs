@@ -27,6 +27,7 @@ use crate::extender::{Extender, ExtenderError};
 use crate::framework::{
     ClusterEvent, Framework, FrameworkError, Handle, Nomination, PluginError, Registry, Rejection, Store,
 };
+use crate::measures;
 use crate::queue::{Popped, Queue};
 use crate::siblings::{Owner, siblings};
 use crate::snapshot::{PodInfo, Shapes, Snapshot};
@@ -260,6 +261,8 @@ impl Scheduler {
     /// Gives the pod back to the queue, and writes why in the background.
     fn fail(self: &Arc<Self>, popped: Popped, failure: Failure, permit: OwnedSemaphorePermit) {
         let pod = popped.pod.clone();
+        let result = if matches!(failure, Failure::Rejected(_)) { "unschedulable" } else { "error" };
+        measures::attempt(result, pod.scheduler_name(), popped.started);
         let (message, reason, error) = match failure {
             Failure::Rejected(error) => (error.to_string(), UNSCHEDULABLE, *error),
             Failure::Error(message) => {
@@ -279,6 +282,9 @@ impl Scheduler {
         let mut turn = self.turns.take(&pod.key);
         let victims: Vec<_> =
             error.victims.pods.into_iter().filter(|victim| !victim.is_terminating()).collect();
+        if !victims.is_empty() {
+            measures::victims(victims.len());
+        }
         {
             let mut queue = self.queue();
             if !victims.is_empty() || error.remedy.is_some() {

@@ -163,7 +163,7 @@ impl<'a> Search<'_, 'a> {
 
     /// `None` if everything has its devices.
     fn down(&mut self, place: Place, frames: &mut Vec<Frame>) -> Option<Step> {
-        let Some(plan) = self.plans.get(place.claim) else { return None };
+        let plan = self.plans.get(place.claim)?;
         let Some(request) = plan.requests.get(place.request) else {
             return Some(Step::Down(Place { claim: place.claim + 1, ..Place::default() }));
         };
