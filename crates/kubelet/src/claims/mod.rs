@@ -256,7 +256,7 @@ impl Claims {
             }
         }
         let extended = pod.status.as_ref().and_then(|status| status.extended_resource_claim_status.as_ref());
-        for status in extended {
+        if let Some(status) = extended {
             for mapping in status.request_mappings.iter().filter(|m| m.container_name == container.name()) {
                 used.entry(&status.resource_claim_name).or_default().push(&mapping.request_name);
             }

@@ -10,7 +10,6 @@ use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ContainerExtendedResourceRequest, Node};
 use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim};
-use tokio::runtime::{Handle as Runtime, RuntimeFlavor};
 
 use super::readiness::{Readiness, is_timed_out, readiness};
 use super::{DynamicResources, NAME, extended};
@@ -217,7 +216,7 @@ impl DynamicResources {
             new_share_id: &|| uuid::Uuid::new_v4().to_string(),
         };
         let name = node.metadata.name.as_deref().unwrap_or_default();
-        match off_worker(|| allocator.allocate(node, claims)) {
+        match allocator.allocate(node, claims) {
             Ok(Some(found)) => Ok(found),
             Ok(None) => Err(Rejection::unresolvable("cannot allocate all claims")),
             Err(error @ AllocationError::InvalidPools) => Err(Rejection::unresolvable(error.to_string())),
@@ -227,14 +226,6 @@ impl DynamicResources {
             }
             Err(error) => Err(PluginError::new("Filter", NAME, error).into()),
         }
-    }
-}
-
-/// Runs `work`, which may take long, so that other tasks of this worker go on.
-fn off_worker<T>(work: impl FnOnce() -> T) -> T {
-    match Runtime::try_current().map(|runtime| runtime.runtime_flavor()) {
-        Ok(RuntimeFlavor::MultiThread) => tokio::task::block_in_place(work),
-        _ => work(),
     }
 }
 
