@@ -19,6 +19,12 @@ impl Drop for Driver {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+        // A test that failed half-way leaves claims prepared.
+        for file in std::fs::read_dir("/var/run/cdi").into_iter().flatten().flatten() {
+            if file.file_name().to_string_lossy().starts_with("dra.example.com-") {
+                let _ = std::fs::remove_file(file.path());
+            }
+        }
     }
 }
 

@@ -161,7 +161,7 @@ struct Given {
 fn is_valid(things: &[Thing], claims: &[Claim], given: &[Given]) -> bool {
     let alone = given.iter().all(|one| {
         let thing = &things[one.device];
-        !(thing.is_allocated && !thing.is_shared)
+        (thing.is_shared || !thing.is_allocated)
             && one.colour.is_none_or(|colour| colour == thing.colour)
             && (one.tolerates || !thing.is_tainted)
     });

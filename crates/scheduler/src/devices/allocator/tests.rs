@@ -95,7 +95,7 @@ fn outcome(slices: &[Value], allocated: &Allocated, claims: &[ResourceClaim]) ->
 fn plain(count: usize) -> Value {
     let device = |index: usize| {
         json!({"name": format!("dev-{index}"), "attributes": {
-            "size": {"string": if index % 2 == 0 { "small" } else { "large" }},
+            "size": {"string": if index.is_multiple_of(2) { "small" } else { "large" }},
             "numa": {"int": index / 2},
             "model": {"string": format!("m{}", index % 3)},
         }})

@@ -92,8 +92,8 @@ impl World {
     }
 
     fn plugin(&self) -> Arc<dyn Plugin> {
-        let plugins = self.framework.at(crate::profile::ExtensionPoint::Filter).iter();
-        plugins.filter(|plugin| plugin.name() == NAME).next_back().unwrap().clone()
+        let mut plugins = self.framework.at(crate::profile::ExtensionPoint::Filter).iter();
+        plugins.find(|plugin| plugin.name() == NAME).unwrap().clone()
     }
 
     fn reserve(&self, pod: &Pod, placement: &mut Placement) {
