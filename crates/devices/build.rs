@@ -2,7 +2,10 @@
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo::rerun-if-changed=proto");
-    let descriptors = protox::compile(["proto/deviceplugin.proto", "proto/podresources.proto"], ["proto"])?;
+    let descriptors = protox::compile(
+        ["proto/deviceplugin.proto", "proto/dra.proto", "proto/podresources.proto"],
+        ["proto"],
+    )?;
     tonic_prost_build::configure()
         .btree_map(".")
         .build_transport(false)

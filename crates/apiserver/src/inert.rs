@@ -21,21 +21,15 @@ const fn row(group: &'static str, plural: &'static str, kind: &'static str, miss
     Inert { group, plural, kind, missing }
 }
 
-const CLAIMS: &str = "resource.k8s.io";
 const NETWORKING: &str = "networking.k8s.io";
 const STORAGE: &str = "storage.k8s.io";
 const NO_VOLUME: &str = "volumes are not changed by it";
 const NO_ROUTE: &str = "no traffic is routed unless the cluster is started with --enable ingress";
-const NO_DEVICE: &str = "no device is allocated";
 
 #[rustfmt::skip]
 const INERT: &[Inert] = &[
     row(NETWORKING, "ingressclasses", "IngressClass", NO_ROUTE),
     row(NETWORKING, "ingresses", "Ingress", NO_ROUTE),
-    row(CLAIMS, "deviceclasses", "DeviceClass", NO_DEVICE),
-    row(CLAIMS, "resourceclaims", "ResourceClaim", NO_DEVICE),
-    row(CLAIMS, "resourceclaimtemplates", "ResourceClaimTemplate", NO_DEVICE),
-    row(CLAIMS, "resourceslices", "ResourceSlice", NO_DEVICE),
     row(STORAGE, "volumeattributesclasses", "VolumeAttributesClass", NO_VOLUME),
     row("storagemigration.k8s.io", "storageversionmigrations", "StorageVersionMigration", "nothing is migrated"),
 ];

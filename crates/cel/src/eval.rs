@@ -574,7 +574,7 @@ fn missing(value: &Value<'_>, key: &Value<'_>) -> EvalError {
 /// The field or item `key` of `value`. `None` if there is none.
 fn find<'a>(value: &Value<'a>, key: &Value<'_>, presence: bool) -> Result<Option<Value<'a>>, EvalError> {
     match value {
-        Value::Map(map) => map.get(key),
+        Value::Map(map) => map.index(key),
         Value::List(list) => {
             let index = match key {
                 Value::Int(index) => *index,

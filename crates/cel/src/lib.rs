@@ -22,6 +22,7 @@
 mod ast;
 mod check;
 mod cost;
+mod device;
 mod error;
 mod escape;
 mod eval;
@@ -45,6 +46,7 @@ mod value;
 
 pub use cost::Range;
 pub use cost::estimate::SizeEstimator;
+pub use device::{Attribute, Device, DeviceSelector, DeviceSelectorError};
 pub use error::{CompileError, EvalError};
 pub use escape::{escape, unescape};
 pub use eval::Limits;

@@ -22,6 +22,7 @@ mod ownership;
 mod page;
 mod placement;
 mod request;
+pub mod resource_claims;
 mod reviews;
 mod scope;
 mod uid;

@@ -194,6 +194,7 @@ kinds! {
     k8s_openapi::api::rbac::v1::ClusterRoleBinding,
     k8s_openapi::api::rbac::v1::Role,
     k8s_openapi::api::rbac::v1::RoleBinding,
+    k8s_openapi::api::resource::v1::DeviceClass,
     k8s_openapi::api::resource::v1::ResourceClaim,
     k8s_openapi::api::resource::v1::ResourceClaimTemplate,
     k8s_openapi::api::resource::v1::ResourceSlice,

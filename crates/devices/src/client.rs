@@ -37,7 +37,7 @@ async fn connect(path: PathBuf) -> io::Result<TokioIo<UnixStream>> {
     UnixStream::connect(&held).await.map(TokioIo::new)
 }
 
-fn channel(socket: &Arc<Path>) -> Channel {
+pub(crate) fn channel(socket: &Arc<Path>) -> Channel {
     let path = socket.clone();
     // The address is never resolved: the connector knows where to go.
     Endpoint::from_static("http://localhost")

@@ -1,9 +1,10 @@
-//! Devices on a node: device plugins v1beta1, and the pod resources API v1.
+//! Devices on a node: device plugins v1beta1, drivers of dynamic resources v1 and v1beta1, and the pod resources API v1.
 //!
 //! A plugin is a program of somebody else behind a socket. It may hang, lie or restart at any time: every call has a
 //! time limit, every answer a largest size, and a link in place of a socket is not followed.
 
 mod client;
+mod driver;
 mod server;
 
 #[allow(clippy::all, clippy::unwrap_used, missing_docs)]
@@ -13,12 +14,19 @@ pub mod deviceplugin {
 }
 
 #[allow(clippy::all, clippy::unwrap_used, missing_docs)]
+pub mod dra {
+    //! The messages of drivers of dynamic resources, generated from `proto/dra.proto`.
+    include!(concat!(env!("OUT_DIR"), "/k8s.io.kubelet.pkg.apis.dra.v1.rs"));
+}
+
+#[allow(clippy::all, clippy::unwrap_used, missing_docs)]
 pub mod podresources {
     //! The messages of the pod resources API, generated from `proto/podresources.proto`.
     include!(concat!(env!("OUT_DIR"), "/v1.rs"));
 }
 
 pub use client::{DevicePlugin, DeviceUpdates};
+pub use driver::{DraPlugin, DraVersion};
 pub use ferrite_csi::CallError;
 pub use prost::DecodeError;
 pub use server::serve;

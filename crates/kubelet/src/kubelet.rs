@@ -1,6 +1,7 @@
 //! Puts the parts together.
 
 use crate::cgroup::Cgroups;
+use crate::claims::{Claims, DraPlugins};
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::container::dns::ClusterDns;
@@ -131,6 +132,15 @@ impl Kubelet {
         let devices =
             Devices::open(&plugins_dir, clock, refresh.clone(), move |uid| waking.wake(uid), &scope)
                 .map_err(|source| StartError::Directory { path: plugins_dir.clone(), source })?;
+        let waking = workers.clone();
+        let claims = Claims::open(
+            &config.root_dir,
+            client.clone(),
+            &config.node_name,
+            move |uid| waking.wake(uid),
+            &scope,
+        )
+        .map_err(|source| StartError::Directory { path: config.root_dir.clone(), source })?;
         let topology =
             CpuTopology::read(Path::new("/sys/devices/system"), u32::try_from(machine.cpus).unwrap_or(1));
         let resources = ResourceManager::start(
@@ -169,6 +179,7 @@ impl Kubelet {
             volumes,
             userns,
             devices: devices.clone(),
+            claims: claims.clone(),
             resources: resources.clone(),
             abilities: Abilities {
                 apparmor: apparmor::is_enabled(),
@@ -289,10 +300,16 @@ impl Kubelet {
         pod_resources::serve(&resources_dir, context.clone(), &scope)
             .map_err(|source| StartError::Directory { path: resources_dir, source })?;
         devices.serve().map_err(|source| StartError::Directory { path: plugins_dir, source })?;
-        let handlers: Arc<[Arc<dyn PluginHandler>]> =
-            Arc::new([Arc::new(CsiPlugins(csi)) as _, Arc::new(DevicePlugins(devices)) as _]);
+        let handlers: Arc<[Arc<dyn PluginHandler>]> = Arc::new([
+            Arc::new(CsiPlugins(csi)) as _,
+            Arc::new(DevicePlugins(devices)) as _,
+            Arc::new(DraPlugins(claims.clone())) as _,
+        ]);
         let registry = config.root_dir.join("plugins_registry");
         scope.spawn(plugin_sockets::run(registry, handlers, scope.clone()));
+        if !config.standalone {
+            scope.spawn(async move { claims.remove_slices(None).await });
+        }
         let (started, owned, all) = (context.clone(), scope.clone(), workers.clone());
         // Static pods run while the API server is away: it may be one of them.
         node.look().await;

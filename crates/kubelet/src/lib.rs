@@ -8,6 +8,7 @@
 //! was killed simply starts again.
 
 mod cgroup;
+mod claims;
 mod clock;
 mod config;
 mod container;

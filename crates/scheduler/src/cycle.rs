@@ -2,14 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Instant;
 
 use tracing::info;
 
 use crate::extender::Extender;
 use crate::framework::{
     CycleState, Diagnosis, FailedSearch, Framework, Interest, MAX_SCORE, Nomination, PluginError, PodFilters,
-    PostFiltered, Reason, RejectedBy, Rejection, Victims,
+    PostFiltered, Reason, RejectedBy, Rejection, Remedy, Victims,
 };
+use crate::measures;
 use crate::profile::ExtensionPoint;
 use crate::snapshot::{NodeInfo, PodInfo, Snapshot};
 
@@ -40,6 +42,8 @@ pub struct FitError {
     pub nomination: Nomination,
     /// Pods to remove from the nominated node.
     pub victims: Victims,
+    /// Work that may help the pod.
+    pub remedy: Option<Remedy>,
 }
 
 impl std::fmt::Display for FitError {
@@ -120,7 +124,11 @@ pub async fn schedule(
         return Err(ScheduleError::Unschedulable(Box::new(error)));
     }
     let mut state = CycleState::default();
+    let profile = framework.scheduler_name.as_str();
+    let started = Instant::now();
     let (filters, failure) = framework.pre_filter(&mut state, pod, snapshot);
+    let status = failure.as_ref().map_or("Success", |failure| failure.by.rejection.status());
+    measures::point("PreFilter", status, profile, started);
     let diagnosis = match failure {
         Some(failure) => {
             if let Rejection::Error(error) = failure.by.rejection {
@@ -148,7 +156,15 @@ pub async fn schedule(
                             1
                         }
                     };
-                    let mut found = find(snapshot, pod, &state, &filters, search, wanted)?;
+                    let started = Instant::now();
+                    let found = find(snapshot, pod, &state, &filters, search, wanted);
+                    let status = match &found {
+                        Ok(found) if found.feasible.is_empty() => "Unschedulable",
+                        Ok(_) => "Success",
+                        Err(_) => "Error",
+                    };
+                    measures::point("Filter", status, profile, started);
+                    let mut found = found?;
                     extend_filter(extenders, snapshot, pod, &mut found).await?;
                     found
                 }
@@ -160,7 +176,10 @@ pub async fn schedule(
                     [only] => only.name().to_owned(),
                     _ => {
                         let extra = extend_scores(extenders, pod, &feasible).await;
-                        best(framework, snapshot, pod, &mut state, &feasible, extra, pick)
+                        let started = Instant::now();
+                        let best = best(framework, snapshot, pod, &mut state, &feasible, extra, pick);
+                        measures::point("Score", "Success", profile, started);
+                        best
                     }
                 };
                 return Ok(Placement { node, evaluated: count, feasible: feasible.len(), state });
@@ -174,10 +193,19 @@ pub async fn schedule(
     };
     let search =
         FailedSearch { pod, snapshot, state: &state, filters: &filters, diagnosis: &diagnosis, extenders };
-    let remedy = post_filter(framework, search).await?;
+    let started = Instant::now();
+    let remedy = post_filter(framework, search).await;
+    let status = match &remedy {
+        Ok(PostFiltered { nomination: Nomination::Node(_), .. }) => "Success",
+        Ok(_) => "Unschedulable",
+        Err(_) => "Error",
+    };
+    measures::point("PostFilter", status, profile, started);
+    let remedy = remedy?;
     error.post_filter = remedy.message;
     error.nomination = remedy.nomination;
     error.victims = remedy.victims;
+    error.remedy = remedy.remedy;
     Err(ScheduleError::Unschedulable(Box::new(error)))
 }
 
@@ -312,12 +340,14 @@ pub(crate) async fn post_filter(
     search: FailedSearch<'_>,
 ) -> Result<PostFiltered, PluginError> {
     let mut last = PostFiltered::default();
+    let mut remedy = None;
     let mut messages: Vec<String> = Vec::new();
     for plugin in framework.at(ExtensionPoint::PostFilter) {
         let Some(point) = plugin.post_filter() else { continue };
-        let result = point.post_filter(search).await?;
+        let mut result = point.post_filter(search).await?;
+        remedy = remedy.or(result.remedy.take());
         if matches!(result.nomination, Nomination::Node(_)) {
-            return Ok(result);
+            return Ok(PostFiltered { remedy, ..result });
         }
         if !result.message.is_empty() {
             messages.push(result.message.clone());
@@ -326,7 +356,7 @@ pub(crate) async fn post_filter(
             last = result;
         }
     }
-    Ok(PostFiltered { message: messages.join(", "), ..last })
+    Ok(PostFiltered { message: messages.join(", "), remedy, ..last })
 }
 
 fn best(

@@ -3,14 +3,16 @@
 //! [`framework`] says what a plugin can do at each extension point, [`plugins`] holds one module and one table row
 //! per plugin, [`profile`] says which plugins serve a scheduler's name, [`cycle`] is the pure decision over a
 //! [`snapshot`], [`preemption`] the choice of pods to remove, [`cache`], [`nominated`] and [`queue`] feed the decision,
-//! [`extender`] asks web services, [`configuration`] has the settings, and [`service`] connects all that to the API.
+//! `devices` chooses devices for claims, [`extender`] asks web services, [`configuration`] has the settings, and [`service`] connects all that to the API.
 
 pub mod cache;
 pub mod configuration;
 pub mod cycle;
+mod devices;
 pub mod explain;
 pub mod extender;
 pub mod framework;
+mod measures;
 pub mod nominated;
 pub mod plugins;
 pub mod preemption;

@@ -9,6 +9,7 @@ use ferrite_client::ObjectKey;
 use tokio::time::Instant;
 
 use crate::framework::{ClusterEvent, SortKey};
+use crate::measures;
 use crate::snapshot::PodInfo;
 
 /// A pod that nothing woke for this long is tried again, in case a hint was wrong.
@@ -17,6 +18,9 @@ const LONGEST_WAIT: Duration = Duration::from_secs(5 * 60);
 const REMEMBERED_EVENTS: usize = 4096;
 /// Pods whose back-off ends within the same span of this length are ordered as in the active part.
 const BACKOFF_WINDOW: Duration = Duration::from_secs(1);
+
+/// The event of a pod whose attempt failed, as metrics name it.
+const ATTEMPT_FAILED: &str = "ScheduleAttemptFailure";
 
 /// The decisions about pods that the queue leaves to plugins.
 pub trait QueuePolicy: Send + Sync {
@@ -56,6 +60,8 @@ pub struct Popped {
     pub attempts: u32,
     /// When it first entered the queue.
     pub since: Instant,
+    /// When this attempt began.
+    pub started: Instant,
 }
 
 /// Active: order of the plugin. Backoff: end of the back-off, by window, then order of the plugin.
@@ -82,6 +88,8 @@ struct Waiting {
     /// Its last attempt ended with an error.
     failed: bool,
     rejected_by: Vec<&'static str>,
+    /// A PreEnqueue plugin keeps it out, before its first attempt.
+    gated: bool,
     /// Something helped it while it was held.
     helped: bool,
     place: Place,
@@ -107,6 +115,8 @@ pub struct Queue {
     unschedulable: BTreeMap<(Instant, u64), ObjectKey>,
     /// Pods that stay unschedulable until they are released, because room is being made for them.
     held: HashSet<ObjectKey>,
+    /// Pods that are gated.
+    gated: usize,
     in_flight: HashMap<ObjectKey, InFlight>,
     events: VecDeque<(u64, ClusterEvent)>,
     next_event: u64,
@@ -131,6 +141,7 @@ impl Queue {
             error_backoff: BTreeMap::new(),
             unschedulable: BTreeMap::new(),
             held: HashSet::new(),
+            gated: 0,
             in_flight: HashMap::new(),
             events: VecDeque::new(),
             next_event: 0,
@@ -158,16 +169,17 @@ impl Queue {
                 ready_at: now,
                 failed: false,
                 rejected_by: Vec::new(),
+                gated: false,
                 helped: false,
                 place: Place::Unschedulable((now, 0)),
             };
-            self.enqueue(waiting, now);
+            self.enqueue(waiting, now, "PodAdd");
             return;
         };
         let changed = pod.differs_from(&known.pod);
         known.pod = pod;
         if changed && let Some(waiting) = self.take(&key) {
-            self.enqueue(waiting, now);
+            self.enqueue(waiting, now, "PodUpdate");
         }
     }
 
@@ -177,7 +189,9 @@ impl Queue {
             flying.deleted = true;
         }
         self.held.remove(key);
-        self.take(key);
+        if self.take(key).is_some() {
+            self.measure();
+        }
     }
 
     /// The pod whose turn it is. When no pod is active, one that backs off after a rejection is taken before its time:
@@ -191,7 +205,8 @@ impl Queue {
         let waiting = self.waiting.remove(&key)?;
         let flying = InFlight { from: self.next_event, latest: None, deleted: false };
         self.in_flight.insert(key, flying);
-        Some(Popped { pod: waiting.pod, attempts: waiting.attempts + 1, since: waiting.since })
+        self.measure();
+        Some(Popped { pod: waiting.pod, attempts: waiting.attempts + 1, since: waiting.since, started: now })
     }
 
     /// When [`pop`](Queue::pop) could next have a pod without anything being added.
@@ -231,10 +246,15 @@ impl Queue {
                 ready_at: now + self.backoff_limits.after(popped.attempts),
                 failed: rejected_by.is_empty(),
                 rejected_by,
+                gated: false,
                 helped: false,
                 place: Place::Unschedulable((now, 0)),
             };
-            if helped { self.enqueue(waiting, now) } else { self.park(waiting, now) }
+            if helped {
+                self.enqueue(waiting, now, ATTEMPT_FAILED);
+            } else {
+                self.park(waiting, now, ATTEMPT_FAILED);
+            }
         }
         self.forget_events();
     }
@@ -250,7 +270,7 @@ impl Queue {
         if self.waiting.get(key).is_some_and(|waiting| waiting.helped || retry)
             && let Some(waiting) = self.take(key)
         {
-            self.enqueue(waiting, now);
+            self.enqueue(waiting, now, ATTEMPT_FAILED);
         }
     }
 
@@ -262,10 +282,11 @@ impl Queue {
             match waiting.place {
                 Place::Unschedulable(at) => {
                     waiting.place = Place::Unschedulable(at);
+                    self.gated += usize::from(waiting.gated);
                     self.unschedulable.insert(at, except.clone());
                     self.waiting.insert(except.clone(), waiting);
                 }
-                _ => self.enqueue(waiting, now),
+                _ => self.enqueue(waiting, now, ATTEMPT_FAILED),
             }
         }
     }
@@ -284,7 +305,7 @@ impl Queue {
             .collect();
         for key in helped {
             if let Some(waiting) = self.take(&key) {
-                self.enqueue(waiting, now);
+                self.enqueue(waiting, now, event.name());
             }
         }
         if !self.in_flight.is_empty() {
@@ -309,18 +330,21 @@ impl Queue {
 
     /// To the active part, or to the backoff part until it may; to the unschedulable part if it is held or a plugin
     /// keeps it out.
-    fn enqueue(&mut self, mut waiting: Waiting, now: Instant) {
+    fn enqueue(&mut self, mut waiting: Waiting, now: Instant, event: &'static str) {
         let key = waiting.pod.key.clone();
         if self.held.contains(&key) {
             waiting.helped = true;
-            return self.park(waiting, now);
+            return self.park(waiting, now, event);
         }
         if let Err(plugin) = self.policy.pre_enqueue(&waiting.pod) {
             waiting.rejected_by = vec![plugin];
-            return self.park(waiting, now);
+            waiting.gated = waiting.attempts == 0;
+            return self.park(waiting, now, event);
         }
         waiting.helped = false;
+        waiting.gated = false;
         self.sequence += 1;
+        measures::incoming(if waiting.ready_at > now { "backoff" } else { "active" }, event);
         if waiting.ready_at > now {
             if waiting.failed {
                 let at = (waiting.ready_at, self.sequence);
@@ -338,6 +362,12 @@ impl Queue {
             self.active.insert(at, key.clone());
         }
         self.waiting.insert(key, waiting);
+        self.measure();
+    }
+
+    fn measure(&self) {
+        let (active, backoff, unschedulable) = self.lengths();
+        measures::pending([active, backoff, unschedulable.saturating_sub(self.gated), self.gated]);
     }
 
     /// The end of the window that `at` lies in.
@@ -346,17 +376,21 @@ impl Queue {
         self.epoch + BACKOFF_WINDOW.saturating_mul(u32::try_from(windows).unwrap_or(u32::MAX))
     }
 
-    fn park(&mut self, mut waiting: Waiting, now: Instant) {
+    fn park(&mut self, mut waiting: Waiting, now: Instant, event: &'static str) {
+        measures::incoming("unschedulable", event);
+        self.gated += usize::from(waiting.gated);
         self.sequence += 1;
         let at = (now + LONGEST_WAIT, self.sequence);
         waiting.place = Place::Unschedulable(at);
         let key = waiting.pod.key.clone();
         self.unschedulable.insert(at, key.clone());
         self.waiting.insert(key, waiting);
+        self.measure();
     }
 
     fn take(&mut self, key: &ObjectKey) -> Option<Waiting> {
         let waiting = self.waiting.remove(key)?;
+        self.gated -= usize::from(waiting.gated);
         match waiting.place {
             Place::Active(at) => self.active.remove(&at),
             Place::Backoff(at) => self.backoff.remove(&at),
@@ -372,10 +406,12 @@ impl Queue {
         };
         let backoff = self.backoff.iter().take_while(|((at, ..), _)| *at <= now);
         let backoff: Vec<ObjectKey> = backoff.map(|(_, key)| key.clone()).collect();
-        let others = due(&self.error_backoff).into_iter().chain(due(&self.unschedulable));
-        for key in backoff.into_iter().chain(others) {
+        let failed = due(&self.error_backoff);
+        let backoff = backoff.into_iter().chain(failed).map(|key| (key, "BackoffComplete"));
+        let others = due(&self.unschedulable).into_iter().map(|key| (key, "UnschedulableTimeout"));
+        for (key, event) in backoff.chain(others).collect::<Vec<_>>() {
             if let Some(waiting) = self.take(&key) {
-                self.enqueue(waiting, now);
+                self.enqueue(waiting, now, event);
             }
         }
     }

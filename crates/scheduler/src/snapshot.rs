@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Deref;
 use std::sync::Arc;
 
+use ferrite_client::resource_claims::{self, Named};
 use ferrite_client::{ObjectKey, controller_of};
 use ferrite_json::Text;
 use k8s_openapi::api::core::v1::{
@@ -388,6 +389,34 @@ impl Shapes {
     }
 }
 
+/// The ResourceClaim behind an entry of `spec.resourceClaims`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PodClaim {
+    Given(Text),
+    /// The claim was made for this pod, which must own it.
+    Generated(Text),
+    /// The claim has yet to be made.
+    NotCreated,
+    /// The entry uses a field that is newer than this program.
+    Unsupported(Text),
+}
+
+impl PodClaim {
+    fn all(pod: &Pod) -> Option<Box<[Self]>> {
+        let entries = resource_claims::entries(pod).iter();
+        let claims: Box<[Self]> = entries
+            .filter_map(|entry| match Named::of(pod, entry) {
+                Named::Given(name) => Some(Self::Given(name.into())),
+                Named::Generated(name) => Some(Self::Generated(name.into())),
+                Named::NotNeeded => None,
+                Named::NotCreated => Some(Self::NotCreated),
+                Named::Unsupported => Some(Self::Unsupported(entry.name.as_str().into())),
+            })
+            .collect();
+        (!claims.is_empty()).then_some(claims)
+    }
+}
+
 /// A pod as scheduling sees it. The object itself is not kept: there may be a hundred thousand.
 #[derive(Debug, Clone)]
 pub struct PodInfo {
@@ -402,6 +431,8 @@ pub struct PodInfo {
     terminating: bool,
     /// The scheduler deletes it to make room.
     preempted: bool,
+    /// None for the many pods without claims on devices.
+    resource_claims: Option<Box<[PodClaim]>>,
     shape: Arc<PodShape>,
 }
 
@@ -433,6 +464,7 @@ impl PodInfo {
                 .map_or(i64::MAX, |time| time.0.as_second()),
             terminating,
             preempted: terminating && status.is_some_and(is_preempted),
+            resource_claims: PodClaim::all(pod),
             shape,
         }
     }
@@ -444,7 +476,13 @@ impl PodInfo {
 
     /// True if a change from `old` may matter to its scheduling.
     pub fn differs_from(&self, old: &Self) -> bool {
-        !Arc::ptr_eq(&self.shape, &old.shape) && self.shape != old.shape
+        self.resource_claims != old.resource_claims
+            || !Arc::ptr_eq(&self.shape, &old.shape) && self.shape != old.shape
+    }
+
+    /// Its claims on devices.
+    pub fn resource_claims(&self) -> &[PodClaim] {
+        self.resource_claims.as_deref().unwrap_or_default()
     }
 
     /// A reference to the pod, as events have it.

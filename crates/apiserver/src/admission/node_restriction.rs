@@ -115,8 +115,20 @@ fn pod_status(node: &str, attributes: &Attributes<'_>, object: Option<&Value>) -
             "node {node:?} can only update pod status for pods with spec.nodeName set to itself"
         ));
     }
-    (meta::labels(old) != meta::labels(new))
-        .then(|| format!("node {node:?} cannot update labels through pod status"))
+    if meta::labels(old) != meta::labels(new) {
+        return Some(format!("node {node:?} cannot update labels through pod status"));
+    }
+    claims_in_status(node, old, new)
+}
+
+/// A node can read the claims that the status of its pods names: it may not name others.
+fn claims_in_status(node: &str, old: &Value, new: &Value) -> Option<String> {
+    let (old, new) = (&old["status"], &new["status"]);
+    if list(old, "resourceClaimStatuses") != list(new, "resourceClaimStatuses") {
+        return Some(format!("node {node:?} cannot update resource claim statues"));
+    }
+    (old["extendedResourceClaimStatus"] != new["extendedResourceClaimStatus"])
+        .then(|| format!("node {node:?} cannot update extended resource claim status"))
 }
 
 fn own_node(node: &str, attributes: &Attributes<'_>, object: Option<&Value>) -> Option<String> {
@@ -328,6 +340,20 @@ mod tests {
         assert!(of(&["free", "example.com/x", "kubernetes.io/hostname", "node.kubernetes.io/x"]).is_empty());
         assert_eq!(of(&["kubernetes.io/bogus", "a.k8s.io/x"]), ["a.k8s.io/x", "kubernetes.io/bogus"]);
         assert_eq!(of(&["x.node-restriction.kubernetes.io/y"]).len(), 1);
+    }
+
+    #[test]
+    fn a_node_gives_no_claims_to_its_pods() {
+        let status = |status: Value| json!({"status": status});
+        let none = status(json!({}));
+        let empty = status(json!({"resourceClaimStatuses": []}));
+        let made = status(json!({"resourceClaimStatuses": [{"name": "x", "resourceClaimName": "c"}]}));
+        let extended = status(json!({"extendedResourceClaimStatus": {"resourceClaimName": "c"}}));
+        assert_eq!(claims_in_status("n", &none, &empty), None);
+        assert_eq!(claims_in_status("n", &made, &made), None);
+        for (old, new) in [(&none, &made), (&made, &none), (&none, &extended), (&extended, &none)] {
+            assert!(claims_in_status("n", old, new).is_some(), "{old} {new}");
+        }
     }
 
     #[test]

@@ -179,7 +179,8 @@ fn needs(view: &View, node: &str, action: &Action) -> bool {
         "resourceclaims" => some_pod(&action.namespace, &|pod| {
             let direct = list(&pod["spec"], "resourceClaims").iter().any(|c| c["resourceClaimName"] == name);
             let made = list(&pod["status"], "resourceClaimStatuses");
-            direct || made.iter().any(|c| c["resourceClaimName"] == name)
+            let extended = &pod["status"]["extendedResourceClaimStatus"]["resourceClaimName"];
+            direct || made.iter().any(|c| c["resourceClaimName"] == name) || *extended == name
         }),
         kind => some_pod(&action.namespace, &|pod| refers(&pod["spec"], kind, name)),
     }

@@ -14,8 +14,13 @@ const LINEAR: usize = 8;
 /// A map: a JSON object with its schema, or entries that an expression made.
 #[derive(Clone, Debug)]
 pub enum Map<'a> {
-    Json { members: &'a ferrite_json::Map, schema: Option<&'a Schema> },
+    Json {
+        members: &'a ferrite_json::Map,
+        schema: Option<&'a Schema>,
+    },
     Shared(Arc<Entries<'a>>),
+    /// Entries where the index of a key that is not there gives an empty map. The key is still not `in` the map.
+    Nested(Arc<Entries<'a>>),
 }
 
 /// The entries of a map, in the order in which they were added.
@@ -116,7 +121,7 @@ impl<'a> Map<'a> {
     pub fn len(&self) -> usize {
         match self {
             Self::Json { members, .. } => members.len(),
-            Self::Shared(entries) => entries.entries.len(),
+            Self::Shared(entries) | Self::Nested(entries) => entries.entries.len(),
         }
     }
 
@@ -127,14 +132,33 @@ impl<'a> Map<'a> {
     pub(crate) fn schema(&self) -> Option<&'a Schema> {
         match self {
             Self::Json { schema, .. } => *schema,
-            Self::Shared(_) => None,
+            Self::Shared(_) | Self::Nested(_) => None,
         }
+    }
+
+    /// A map of maps, where the index of a key that is not there gives an empty map.
+    pub(crate) fn nested(entries: impl IntoIterator<Item = (Value<'a>, Value<'a>)>) -> Self {
+        match Self::new(entries) {
+            Self::Shared(entries) => Self::Nested(entries),
+            other => other,
+        }
+    }
+
+    /// The value that the index `key` gives.
+    pub(crate) fn index(&self, key: &Value<'_>) -> Result<Option<Value<'a>>, EvalError> {
+        let found = self.get(key)?;
+        Ok(match self {
+            Self::Nested(_) => found.or_else(|| Some(Value::Map(Self::new([])))),
+            _ => found,
+        })
     }
 
     /// The value of `key`. Errors are those of values that do not fit their schema.
     pub fn get(&self, key: &Value<'_>) -> Result<Option<Value<'a>>, EvalError> {
         match self {
-            Self::Shared(entries) => Ok(entries.position(key).map(|at| entries.entries[at].1.clone())),
+            Self::Shared(entries) | Self::Nested(entries) => {
+                Ok(entries.position(key).map(|at| entries.entries[at].1.clone()))
+            }
             Self::Json { members, schema } => {
                 let Value::String(key) = key else {
                     return match schema {
@@ -150,14 +174,16 @@ impl<'a> Map<'a> {
     pub fn get_str(&self, key: &str) -> Result<Option<Value<'a>>, EvalError> {
         match self {
             Self::Json { members, schema } => get_json(members, *schema, key),
-            Self::Shared(_) => self.get(&Value::from(key)),
+            Self::Shared(_) | Self::Nested(_) => self.get(&Value::from(key)),
         }
     }
 
     /// The keys, as a loop sees them.
     pub fn keys(&self) -> Vec<Value<'a>> {
         match self {
-            Self::Shared(entries) => entries.entries.iter().map(|(key, _)| key.clone()).collect(),
+            Self::Shared(entries) | Self::Nested(entries) => {
+                entries.entries.iter().map(|(key, _)| key.clone()).collect()
+            }
             Self::Json { members, schema } => members
                 .keys()
                 .filter_map(|key| match schema {
@@ -181,7 +207,7 @@ impl<'a> Map<'a> {
     /// Keys and values. Values that do not fit their schema are left out.
     pub fn entries(&self) -> Vec<(Value<'a>, Value<'a>)> {
         match self {
-            Self::Shared(entries) => entries.entries.clone(),
+            Self::Shared(entries) | Self::Nested(entries) => entries.entries.clone(),
             Self::Json { .. } => self
                 .keys()
                 .into_iter()
@@ -196,7 +222,9 @@ impl<'a> Map<'a> {
     /// The map as entries that can be changed, without a copy if nobody else holds it.
     pub(crate) fn into_entries(self) -> Entries<'a> {
         match self {
-            Self::Shared(entries) => Arc::try_unwrap(entries).unwrap_or_else(|shared| (*shared).clone()),
+            Self::Shared(entries) | Self::Nested(entries) => {
+                Arc::try_unwrap(entries).unwrap_or_else(|shared| (*shared).clone())
+            }
             json => {
                 let mut made = Entries::default();
                 for (key, value) in json.entries() {

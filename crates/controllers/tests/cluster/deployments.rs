@@ -135,8 +135,8 @@ async fn pods_that_fit_nowhere_say_why_and_run_when_a_node_comes() {
         .await;
     assert_eq!(
         told,
-        "0/1 nodes are available: 1 Insufficient cpu. preemption: 0/1 nodes are available: \
-         1 No preemption victims found for incoming pod."
+        "0/1 nodes are available: 1 Insufficient cpu. no new claims to deallocate, preemption: \
+         0/1 nodes are available: 1 No preemption victims found for incoming pod."
     );
     cluster.stop().await;
 }

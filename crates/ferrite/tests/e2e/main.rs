@@ -8,6 +8,7 @@ mod aggregation;
 mod archive;
 mod autoscaling;
 mod bad_input;
+mod claims;
 mod clients;
 mod components;
 mod configuration;

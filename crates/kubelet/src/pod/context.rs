@@ -1,6 +1,7 @@
 //! What every pod worker shares.
 
 use crate::cgroup::Cgroups;
+use crate::claims::Claims;
 use crate::clock::Clock;
 use crate::container::dns::ClusterDns;
 use crate::container::env::ApiAddress;
@@ -51,6 +52,7 @@ pub(crate) struct Context {
     pub volumes: Volumes,
     pub userns: UserNamespaces,
     pub devices: Devices,
+    pub claims: Claims,
     pub resources: Arc<ResourceManager>,
     /// What the node's kernel can do for pods.
     pub abilities: Abilities,

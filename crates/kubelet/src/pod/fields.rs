@@ -53,7 +53,7 @@ const TABLE: &[(&str, &[Row])] = &[
             ("priority", Acted("container/resources")),
             ("priorityClassName", API),
             ("readinessGates", Acted("pod/status")),
-            ("resourceClaims", Refused("pod/unsupported", "FailedPrepareDynamicResources")),
+            ("resourceClaims", Acted("claims/mod")),
             ("resources", Acted("container/resources")),
             ("restartPolicy", Acted("pod/model")),
             ("runtimeClassName", Acted("runtime_class")),
@@ -193,11 +193,20 @@ const TABLE: &[(&str, &[Row])] = &[
         ],
     ),
     ("PodDNSConfigOption", &[("name", Acted("container/dns")), ("value", Acted("container/dns"))]),
+    (
+        "PodResourceClaim",
+        &[
+            ("name", Acted("claims/mod")),
+            ("resourceClaimName", Acted("claims/mod")),
+            ("resourceClaimTemplateName", API),
+        ],
+    ),
+    ("ResourceClaim", &[("name", Acted("claims/mod")), ("request", Acted("claims/mod"))]),
     ("PodReadinessGate", &[("conditionType", Acted("pod/status"))]),
     (
         "ResourceRequirements",
         &[
-            ("claims", Refused("pod/unsupported", "FailedPrepareDynamicResources")),
+            ("claims", Acted("claims/mod")),
             ("limits", Acted("container/resources")),
             ("requests", Acted("container/resources")),
         ],

@@ -332,6 +332,7 @@ async fn clean_orphans(
     let leftovers: Vec<String> =
         context.volumes.known_pods().into_iter().filter(|uid| !live.contains(uid)).collect();
     context.resources.retain(&live).await;
+    context.claims.retain(&live);
     let logs = orphaned_logs(&context.log_dir, &live);
     // A tree that takes long or cannot be removed must not keep the kubelet from starting.
     context.volumes.csi().release_unused();

@@ -111,7 +111,12 @@ async fn what_cannot_be_had_is_not_left_out() {
     let mut read_only = with_container(json!({"volumeMounts": recursive}));
     read_only["volumes"] = json!([{"name": "v", "emptyDir": {}}]);
     for (what, spec, reason, part) in [
-        ("claim", spec(json!({"resourceClaims": [claim]})), "FailedPrepareDynamicResources", "gpu"),
+        (
+            "claim",
+            spec(json!({"resourceClaims": [claim]})),
+            "FailedPrepareDynamicResources",
+            "prepare dynamic resources: fetch ResourceClaim g",
+        ),
         (
             "pvc",
             volume("persistentVolumeClaim", json!({"claimName": "x"})),

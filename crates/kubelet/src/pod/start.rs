@@ -23,7 +23,7 @@ use crate::volumes::image::{self as volume_image, PresentImages};
 use ferrite_client::EventType;
 use ferrite_component::steps::Timer;
 use ferrite_cri::v1::{
-    ContainerConfig, CreateContainerRequest, Mount, PodSandboxConfig, PodSandboxStatusRequest,
+    CdiDevice, ContainerConfig, CreateContainerRequest, Mount, PodSandboxConfig, PodSandboxStatusRequest,
     RemoveContainerRequest, RunPodSandboxRequest, StartContainerRequest, UserNamespace,
 };
 use k8s_openapi::api::core::v1::Pod;
@@ -181,7 +181,9 @@ impl Context {
             given = self.devices.prepare(pod, container) => given,
             _ = ending.wait_for(Desired::must_end) => return Err(StartError::Interrupted),
         };
-        let given = given.map_err(|e| config_error(e.to_string()))?;
+        let mut given = given.map_err(|e| config_error(e.to_string()))?;
+        let claimed = self.claims.cdi_devices(pod, container).map_err(|e| config_error(e.to_string()))?;
+        given.cdi_devices.extend(claimed.into_iter().map(|name| CdiDevice { name }));
         // As upstream: the pod's own variables, mounts and devices come after those of plugins.
         let mut env = given.env;
         env.extend(self.environment(inputs, container).await.map_err(&config_error)?);

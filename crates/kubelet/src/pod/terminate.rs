@@ -35,6 +35,7 @@ impl Worker {
         }
         context.volumes.tear_down(&self.id.uid).await.map_err(SyncError::CleanUp)?;
         context.userns.release(&self.id.uid);
+        context.claims.unprepare(&self.id.uid).await.map_err(SyncError::Unprepare)?;
         context.resources.release(&self.id.uid).await;
         context.cgroups.remove(&self.id.uid).await.map_err(SyncError::Cgroup)?;
         if let Desired::Present(_) = desired {

@@ -6,10 +6,6 @@ use k8s_openapi::api::core::v1::{Pod, Volume};
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub(crate) enum Unsupported {
-    #[error(
-        "Failed to prepare dynamic resources: resource claim {claim:?}: no DRA driver is registered on this node"
-    )]
-    ResourceClaim { claim: String },
     #[error("MountVolume.SetUp failed for volume {volume:?} : {what}")]
     Volume { volume: String, what: &'static str },
 }
@@ -18,7 +14,6 @@ impl Unsupported {
     /// The reason of the event, as upstream's.
     pub(crate) fn reason(&self) -> &'static str {
         match self {
-            Unsupported::ResourceClaim { .. } => "FailedPrepareDynamicResources",
             Unsupported::Volume { .. } => "FailedMount",
         }
     }
@@ -27,9 +22,6 @@ impl Unsupported {
 /// What the pod waits for in vain. Volumes of a kind no plugin matches are refused where they are set up.
 pub(crate) fn find(pod: &Pod) -> Option<Unsupported> {
     let spec = model::spec(pod);
-    if let Some(claim) = spec.resource_claims.iter().flatten().next() {
-        return Some(Unsupported::ResourceClaim { claim: claim.name.clone() });
-    }
     spec.volumes.iter().flatten().find_map(|volume| {
         let what = part_of(volume)?;
         Some(Unsupported::Volume { volume: volume.name.clone(), what })
@@ -76,10 +68,6 @@ mod tests {
             (
                 projected(json!({"podCertificate": {"signerName": "s", "keyType": "ED25519"}})),
                 Some(("FailedMount", "PodCertificate projection")),
-            ),
-            (
-                json!({"containers": [], "resourceClaims": [{"name": "gpu", "resourceClaimName": "x"}]}),
-                Some(("FailedPrepareDynamicResources", "resource claim \"gpu\"")),
             ),
         ] {
             let pod: Pod = ferrite_json::from_value(json!({"metadata": {}, "spec": spec.clone()})).unwrap();

@@ -70,6 +70,10 @@ pub(super) enum SyncError {
     Sandbox(#[from] SandboxError),
     #[error("{0}")]
     Unsupported(#[from] super::unsupported::Unsupported),
+    #[error("prepare dynamic resources: {0}")]
+    Prepare(crate::claims::ClaimError),
+    #[error("unprepare dynamic resources: {0}")]
+    Unprepare(crate::claims::ClaimError),
     #[error("{0}")]
     Volume(#[from] crate::volumes::VolumeError),
     #[error("{0}")]
@@ -232,8 +236,13 @@ impl Worker {
                 Err(e) => {
                     let delay = retry.next_delay();
                     tracing::warn!(pod = %self.id, error = %e, "pod sync failed; will try again");
-                    if !matches!(e, SyncError::Volume(_) | SyncError::Network(_) | SyncError::Unsupported(_))
-                    {
+                    if !matches!(
+                        e,
+                        SyncError::Volume(_)
+                            | SyncError::Network(_)
+                            | SyncError::Unsupported(_)
+                            | SyncError::Prepare(_)
+                    ) {
                         let message = format!("error determining status: {e}");
                         self.context.event(desired.pod(), EventType::Warning, "FailedSync", message);
                     }
@@ -308,6 +317,7 @@ impl Worker {
         }
         self.ensure_cgroup(pod, &runtime).await?;
         self.ensure_volumes(pod).await?;
+        self.ensure_claims(pod, &runtime).await?;
         let mut actions = self.decide(pod, &runtime);
         if actions.finished {
             self.finish(pod, &runtime).await?;
@@ -338,6 +348,24 @@ impl Worker {
     fn decide(&self, pod: &Pod, runtime: &RuntimePod) -> Actions {
         let (probes, now) = (self.probes.results(), self.context.clock.now());
         decide::decide(&decide::Inputs { pod, runtime, probes: &probes, backoff: &self.backoff, now })
+    }
+
+    /// Has drivers prepare the pod's devices. As upstream, only for a pod without a sandbox: one that runs has them.
+    async fn ensure_claims(&self, pod: &Pod, runtime: &RuntimePod) -> Result<(), SyncError> {
+        if runtime.sandbox().is_some() || !crate::claims::has_claims(pod) {
+            return Ok(());
+        }
+        let mut ending = self.desired.clone();
+        let prepared = tokio::select! {
+            prepared = self.context.claims.prepare(pod) => prepared,
+            _ = ending.wait_for(Desired::must_end) => return Err(SyncError::Interrupted),
+        };
+        prepared.map_err(|error| {
+            let error = SyncError::Prepare(error);
+            let message = format!("Failed to prepare dynamic resources: {error}");
+            self.context.event(pod, EventType::Warning, "FailedPrepareDynamicResources", message);
+            error
+        })
     }
 
     /// Admission may wait for a device plugin; a pod that must end does not.
@@ -584,6 +612,7 @@ impl Worker {
             self.until_gone_or(self.writer.flushed()).await;
             context.volumes.tear_down(&self.id.uid).await.map_err(SyncError::CleanUp)?;
             context.userns.release(&self.id.uid);
+            context.claims.unprepare(&self.id.uid).await.map_err(SyncError::Unprepare)?;
             context.resources.release(&self.id.uid).await;
             context.cgroups.remove(&self.id.uid).await.map_err(SyncError::Cgroup)?;
             self.finished = true;

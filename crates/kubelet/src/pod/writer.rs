@@ -150,6 +150,9 @@ pub(crate) async fn write(
 ) -> kube::Result<Option<Pod>> {
     let before = base.status.clone().unwrap_or_default();
     keep_foreign_conditions(&mut status, &before);
+    // Others say which claims a pod has; a node may not change it.
+    status.resource_claim_statuses.clone_from(&before.resource_claim_statuses);
+    status.extended_resource_claim_status.clone_from(&before.extended_resource_claim_status);
     let to_value = |s: &PodStatus| ferrite_json::to_value(s).unwrap_or(Value::Null);
     let Some(difference) = merge_difference(&to_value(&before), &to_value(&status)) else { return Ok(None) };
     let patch = json!({

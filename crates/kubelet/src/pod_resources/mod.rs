@@ -67,6 +67,7 @@ impl Lister {
             model::containers(pod).into_iter().filter(shown).map(|container| ContainerResources {
                 cpu_ids: self.context.resources.exclusive(&id.uid, container.name()),
                 devices: view::of_container(&devices.given(&id.uid, container.name())),
+                dynamic_resources: self.context.claims.dynamic_resources(pod, &container),
                 name: container.name().to_owned(),
                 ..ContainerResources::default()
             });

@@ -3,6 +3,7 @@
 use super::fake_api::{FakeApi, Key};
 use super::fake_runtime::FakeRuntime;
 use crate::cgroup::Cgroups;
+use crate::claims::Claims;
 use crate::clock::Clock;
 use crate::container::dns::ClusterDns;
 use crate::container::env::ApiAddress;
@@ -113,6 +114,10 @@ impl Harness {
         let devices =
             Devices::open(&plugins, clock, Arc::default(), move |uid| waking.wake(uid), &scope).unwrap();
         devices.serve().unwrap();
+        let waking = workers.clone();
+        let root = dir.path().join("kubelet");
+        let claims =
+            Claims::open(&root, client.clone(), "node", move |uid| waking.wake(uid), &scope).unwrap();
         let resources = ResourceManager::start(
             settings.clone(),
             test_machine(2, 1, 2, 1),
@@ -144,6 +149,7 @@ impl Harness {
                 .with_limits(pull_limits),
             resources: Arc::new(resources),
             devices: devices.clone(),
+            claims,
             userns: UserNamespaces::open(dir.path().join("kubelet/pods")).unwrap(),
             abilities: Abilities { apparmor: false, kernel: (6, 1) },
             volumes: Volumes::new(

@@ -130,7 +130,10 @@ fn rejections_are_told_as_upstream_tells_them() {
         ),
     ] {
         let error = run(vec![node], &pod).unwrap_err();
-        assert_eq!(error.to_string(), format!("0/1 nodes are available: 1 {reason}. {remedy}"));
+        assert_eq!(
+            error.to_string(),
+            format!("0/1 nodes are available: 1 {reason}. no new claims to deallocate, {remedy}")
+        );
     }
 }
 
@@ -145,7 +148,7 @@ fn reasons_are_counted_and_sorted() {
     assert_eq!(
         error.to_string(),
         "0/3 nodes are available: 1 Insufficient memory, 1 node(s) were unschedulable, 2 Insufficient cpu. \
-         preemption: not eligible due to preemptionPolicy=Never."
+         no new claims to deallocate, preemption: not eligible due to preemptionPolicy=Never."
     );
     assert_eq!(error.rejected_by, ["NodeResourcesFit", "NodeUnschedulable"]);
     assert_eq!(

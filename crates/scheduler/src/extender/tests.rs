@@ -134,8 +134,8 @@ async fn whole_nodes_are_sent_to_an_extender_without_a_cache() {
     let Err(ScheduleError::Unschedulable(error)) = result else { panic!("{result:?}") };
     assert_eq!(
         error.to_string(),
-        "0/1 nodes are available: 1 never. preemption: 0/1 nodes are available: 1 Preemption is not helpful for \
-         scheduling."
+        "0/1 nodes are available: 1 never. no new claims to deallocate, preemption: 0/1 nodes are available: \
+         1 Preemption is not helpful for scheduling."
     );
     assert_eq!(error.rejected_by, ["Extender"]);
     let asked = service.asked.lock().unwrap().clone();

@@ -26,6 +26,25 @@ pub enum ClusterEvent {
     Other,
 }
 
+impl ClusterEvent {
+    /// The name of the event in metrics.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::NodeAdded(_) => "NodeAdd",
+            Self::NodeUpdated { .. } => "NodeUpdate",
+            Self::AssignedPodAdded(_) => "AssignedPodAdd",
+            Self::AssignedPodDeleted(_) => "AssignedPodDelete",
+            Self::PodUpdated => "PodUpdate",
+            Self::Object(event) => match event.action {
+                Action::Added => "ObjectAdd",
+                Action::Updated => "ObjectUpdate",
+                Action::Deleted => "ObjectDelete",
+            },
+            Self::Other => "Other",
+        }
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
     Added,

@@ -14,8 +14,8 @@ mod waiting;
 pub use events::{Action, ClusterEvent, ObjectEvent};
 pub use points::{
     Bind, Diagnosis, FailedSearch, Filter, Interest, Nomination, Permission, Permit, Plugin, PostBind,
-    PostFilter, PostFiltered, PreBind, PreEnqueue, PreFilter, PreFiltered, PreScore, QueueSort, Reserve,
-    Score, SortKey, Victims,
+    PostFilter, PostFiltered, PreBind, PreEnqueue, PreFilter, PreFiltered, PreScore, QueueSort, Remedy,
+    Reserve, Score, SortKey, Victims,
 };
 pub use registry::{
     Factory, Handle, Made, PluginArgs, PluginArgsError, PluginEntry, Registry, RegistryError, Store,

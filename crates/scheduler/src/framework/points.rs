@@ -124,12 +124,35 @@ pub enum Nomination {
     Node(String),
 }
 
+/// Work that may help the pod, written to the API after the cycle. The pod stays out of the active queue meanwhile.
+#[derive(Clone)]
+pub struct Remedy(Arc<dyn Fn() -> BoxFuture<'static, Result<(), PluginError>> + Send + Sync>);
+
+impl Remedy {
+    pub fn new(
+        work: impl Fn() -> BoxFuture<'static, Result<(), PluginError>> + Send + Sync + 'static,
+    ) -> Self {
+        Self(Arc::new(work))
+    }
+
+    pub(crate) async fn apply(&self) -> Result<(), PluginError> {
+        (self.0)().await
+    }
+}
+
+impl std::fmt::Debug for Remedy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Remedy")
+    }
+}
+
 /// The answer of a PostFilter plugin.
 #[derive(Debug, Default)]
 pub struct PostFiltered {
     pub nomination: Nomination,
     /// Removed in the background, from the nominated node. The pod stays out of the active queue meanwhile.
     pub victims: Victims,
+    pub remedy: Option<Remedy>,
     /// Added to the message that people see; empty after a success.
     pub message: String,
 }

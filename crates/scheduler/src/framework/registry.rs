@@ -5,15 +5,18 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use ferrite_api::field::{FieldError, Path};
-use ferrite_client::{Change, Informer, Informers, Object, ObjectKey};
+use ferrite_client::{Change, EventType, Events, Informer, Informers, Object, ObjectKey, Scope};
 use ferrite_json::Value;
 use futures_util::future::BoxFuture;
+use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
 use kube::{Client, Resource};
 use serde::de::DeserializeOwned;
 
 use super::events::{Action, ObjectEvent};
 use super::{ClusterEvent, Plugin, WaitingPods};
+use crate::devices::Devices;
 use crate::plugins::PLUGINS;
+use crate::snapshot::PodInfo;
 
 /// A plugin's arguments as the configuration has them.
 #[derive(Debug, Clone)]
@@ -106,6 +109,27 @@ impl<K: Object> Store<K> {
         }
     }
 
+    /// The objects of one namespace.
+    pub fn list_in(&self, namespace: &str) -> Vec<Arc<K>> {
+        match self {
+            Self::Informer(informer) => informer.list_in(namespace),
+            Self::Fixed(objects) => {
+                let of_namespace = objects.iter().filter(|(key, _)| key.namespace.as_str() == namespace);
+                of_namespace.map(|(_, object)| object.clone()).collect()
+            }
+        }
+    }
+
+    /// Calls `handler` with every object, as added, and then with every change.
+    pub(crate) fn follow(&self, handler: impl Fn(&Change<K>) + Send + Sync + 'static) {
+        match self {
+            Self::Informer(informer) => informer.subscribe(handler),
+            Self::Fixed(objects) => {
+                objects.values().for_each(|object| handler(&Change::Added(object.clone())));
+            }
+        }
+    }
+
     /// Calls `wake` after each change. Fixed objects do not change.
     pub fn on_change(&self, wake: impl Fn() + Send + Sync + 'static) {
         if let Self::Informer(informer) = self {
@@ -126,6 +150,9 @@ pub struct Handle {
     pub waiting_pods: WaitingPods,
     used: Arc<Mutex<Used>>,
     sink: Sink,
+    devices: Arc<OnceLock<Arc<Devices>>>,
+    scope: Option<Scope>,
+    events: Option<Events>,
 }
 
 /// The informers that plugins asked for.
@@ -144,6 +171,33 @@ impl std::fmt::Debug for Handle {
 impl Handle {
     pub fn new(client: Client, informers: Informers) -> Self {
         Self { client: Some(client), informers: Some(informers), ..Self::default() }
+    }
+
+    /// Tasks of plugins belong to `scope`.
+    pub(crate) fn with_scope(mut self, scope: Scope) -> Self {
+        self.scope = Some(scope);
+        self
+    }
+
+    /// Plugins report through `events`.
+    pub(crate) fn with_events(mut self, events: Events) -> Self {
+        self.events = Some(events);
+        self
+    }
+
+    /// Runs `task` in the background until the scheduler ends. A dry run starts nothing.
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        if let Some(scope) = &self.scope {
+            scope.spawn(task);
+        }
+    }
+
+    /// Records an event about a pod, as its profile; a dry run records none.
+    pub(crate) fn record(&self, pod: &PodInfo, reason: &str, message: String) {
+        if let Some(events) = &self.events {
+            let recorder = events.recorder(pod.scheduler_name().to_owned(), None);
+            recorder.event(&pod.reference(), EventType::Normal, reason, message);
+        }
     }
 
     /// Adds fixed objects in place of an informer's. A handle made by [`Default`] has no other objects.
@@ -171,6 +225,12 @@ impl Handle {
             return Store::Fixed(fixed.and_then(|objects| objects.downcast().ok()).unwrap_or_default());
         };
         let informer: Informer<K> = informers.get();
+        let dynamic =
+            [TypeId::of::<ResourceClaim>(), TypeId::of::<ResourceSlice>(), TypeId::of::<DeviceClass>()];
+        if dynamic.contains(&TypeId::of::<K>()) {
+            // They must have noted a change before it reaches the queue.
+            self.devices();
+        }
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
         if used.kinds.insert(TypeId::of::<K>()) {
             let sink = self.sink.clone();
@@ -194,6 +254,30 @@ impl Handle {
             Some(informers) => Store::Informer(informers.get()),
             None => self.store(),
         }
+    }
+
+    /// The devices of the cluster and the claims on them.
+    pub(crate) fn devices(&self) -> Arc<Devices> {
+        let mut is_new = false;
+        let devices = self.devices.get_or_init(|| {
+            is_new = true;
+            let devices = Arc::new(Devices::new(self.lister()));
+            let of = devices.clone();
+            self.lister::<ResourceClaim>().follow(move |change| of.claim_changed(change));
+            let of = devices.clone();
+            self.lister::<ResourceSlice>().follow(move |change| of.slice_changed(change));
+            let of = devices.clone();
+            self.lister::<DeviceClass>().follow(move |change| of.class_changed(change));
+            devices
+        });
+        let devices = devices.clone();
+        if is_new {
+            // After the handlers above: their changes reach the queueing hints.
+            let _: Store<ResourceClaim> = self.store();
+            let _: Store<ResourceSlice> = self.store();
+            let _: Store<DeviceClass> = self.store();
+        }
+        devices
     }
 
     /// Sends events of the plugins' objects to `sink` from now on.

@@ -56,6 +56,15 @@ impl Rejection {
         }
     }
 
+    /// The name of the status in metrics.
+    pub(crate) fn status(&self) -> &'static str {
+        match self {
+            Self::Unschedulable(_) => "Unschedulable",
+            Self::UnschedulableAndUnresolvable(_) => "UnschedulableAndUnresolvable",
+            Self::Error(_) => "Error",
+        }
+    }
+
     /// True if removing pods from the node could help.
     pub fn is_resolvable(&self) -> bool {
         matches!(self, Self::Unschedulable(_))

@@ -146,7 +146,7 @@ impl DefaultPreemption {
             Some(best) => Ok(PostFiltered {
                 nomination: Nomination::Node(best.node),
                 victims: best.victims,
-                message: String::new(),
+                ..PostFiltered::default()
             }),
             None => Ok(PostFiltered {
                 message: message("no candidate node for preemption"),
@@ -161,6 +161,7 @@ impl PostFilter for DefaultPreemption {
         &'a self,
         search: FailedSearch<'a>,
     ) -> BoxFuture<'a, Result<PostFiltered, PluginError>> {
+        crate::measures::preemption_attempt();
         Box::pin(self.preempt(search))
     }
 }

@@ -3,6 +3,7 @@
 mod balanced_allocation;
 pub(crate) mod default_binder;
 mod default_preemption;
+mod dynamic_resources;
 mod image_locality;
 #[cfg(test)]
 mod incremental_tests;
@@ -77,6 +78,8 @@ pub const PLUGINS: &[PluginEntry] = &[
     PluginEntry { name: "VolumeZone", weight: 0, new: volume_zone::new },
     PluginEntry { name: "PodTopologySpread", weight: 2, new: pod_topology_spread::new },
     PluginEntry { name: "InterPodAffinity", weight: 2, new: inter_pod_affinity::new },
+    // Before preemption: an idle claim gives its devices back before a pod that may be at work has to go.
+    PluginEntry { name: "DynamicResources", weight: 2, new: dynamic_resources::new },
     PluginEntry { name: "DefaultPreemption", weight: 0, new: default_preemption::new },
     PluginEntry { name: "NodeResourcesBalancedAllocation", weight: 1, new: balanced_allocation::new },
     PluginEntry { name: "ImageLocality", weight: 1, new: image_locality::new },

@@ -6,11 +6,14 @@ use std::sync::Arc;
 use ferrite_api::field::{FieldError, Path};
 use ferrite_api::meta_validation;
 use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::resource::v1::DeviceClass;
 use serde::Deserialize;
 
 use super::resource_amounts::{ResourceSpec, amounts};
+use crate::devices::{Devices, IMPLICIT_PREFIX};
 use crate::framework::{
-    ClusterEvent, CycleState, Filter, Handle, MAX_SCORE, Made, Plugin, PluginArgs, Reason, Rejection, Score,
+    Action, ClusterEvent, CycleState, Filter, Handle, MAX_SCORE, Made, ObjectEvent, Plugin, PluginArgs,
+    Reason, Rejection, Score,
 };
 use crate::resources::Resources;
 use crate::snapshot::{NodeInfo, PodInfo};
@@ -174,9 +177,10 @@ struct NodeResourcesFit {
     ignored_resource_groups: BTreeSet<String>,
     strategy: Strategy,
     resources: Vec<ResourceSpec>,
+    devices: Arc<Devices>,
 }
 
-pub(super) fn new(args: &PluginArgs, _: &Handle) -> Made {
+pub(super) fn new(args: &PluginArgs, handle: &Handle) -> Made {
     let args = args.decode_valid(Args::validate)?;
     let strategy =
         match (args.scoring_strategy.kind.as_str(), args.scoring_strategy.requested_to_capacity_ratio) {
@@ -195,6 +199,7 @@ pub(super) fn new(args: &PluginArgs, _: &Handle) -> Made {
         ignored_resource_groups: args.ignored_resource_groups.into_iter().collect(),
         strategy,
         resources: ResourceSpec::with_defaults(args.scoring_strategy.resources),
+        devices: handle.devices(),
     }))
 }
 
@@ -206,24 +211,43 @@ impl NodeResourcesFit {
         let group = resource.split_once('/').map_or(resource, |(group, _)| group);
         self.ignored_resources.contains(resource) || self.ignored_resource_groups.contains(group)
     }
+
+    /// True if the node gets the resource from claims on devices, which the plugin DynamicResources sees to.
+    fn is_dynamic(&self, resource: &str, allocatable: &Resources) -> bool {
+        allocatable.scalar.get(resource).copied().unwrap_or(0) == 0
+            && self.devices.class_behind(resource).is_some()
+    }
+
+    /// True if an empty node of this size would do.
+    fn could_fit(&self, pod: &PodInfo, node: &Node) -> bool {
+        let allocatable = allocatable(node);
+        let requests = &pod.requests;
+        allocatable.pods > 0
+            && requests.milli_cpu <= allocatable.milli_cpu
+            && requests.memory <= allocatable.memory
+            && requests.ephemeral_storage <= allocatable.ephemeral_storage
+            && requests.scalar.iter().all(|(name, amount)| {
+                *amount <= allocatable.scalar.get(name).copied().unwrap_or(0)
+                    || self.is_dynamic(name, &allocatable)
+            })
+    }
+
+    /// True if the class provides a resource that the pod asks for, and did not before.
+    fn class_hint(pod: &PodInfo, event: &ObjectEvent, class: &DeviceClass) -> bool {
+        let asks = |name: &str| pod.requests.scalar.get(name).is_some_and(|amount| *amount > 0);
+        let old = event.old::<DeviceClass>();
+        if event.action == Action::Deleted
+            || old.is_some_and(|old| old.spec.extended_resource_name == class.spec.extended_resource_name)
+        {
+            return false;
+        }
+        let implicit = format!("{IMPLICIT_PREFIX}{}", class.metadata.name.as_deref().unwrap_or_default());
+        class.spec.extended_resource_name.as_deref().is_some_and(asks) || old.is_none() && asks(&implicit)
+    }
 }
 
 fn allocatable(node: &Node) -> Resources {
     Resources::from_list(node.status.as_ref().and_then(|status| status.allocatable.as_ref()))
-}
-
-/// True if an empty node of this size would do.
-fn could_fit(pod: &PodInfo, node: &Node) -> bool {
-    let allocatable = allocatable(node);
-    let requests = &pod.requests;
-    allocatable.pods > 0
-        && requests.milli_cpu <= allocatable.milli_cpu
-        && requests.memory <= allocatable.memory
-        && requests.ephemeral_storage <= allocatable.ephemeral_storage
-        && requests
-            .scalar
-            .iter()
-            .all(|(name, amount)| *amount <= allocatable.scalar.get(name).copied().unwrap_or(0))
 }
 
 impl Plugin for NodeResourcesFit {
@@ -233,11 +257,14 @@ impl Plugin for NodeResourcesFit {
 
     fn queueing_hint(&self, pod: &PodInfo, event: &ClusterEvent) -> bool {
         match event {
-            ClusterEvent::NodeAdded(node) => could_fit(pod, node),
+            ClusterEvent::NodeAdded(node) => self.could_fit(pod, node),
             ClusterEvent::NodeUpdated { old, new } => {
-                allocatable(old) != allocatable(new) && could_fit(pod, new)
+                allocatable(old) != allocatable(new) && self.could_fit(pod, new)
             }
             ClusterEvent::AssignedPodDeleted(_) | ClusterEvent::PodUpdated => true,
+            ClusterEvent::Object(event) => {
+                event.object::<DeviceClass>().is_some_and(|class| Self::class_hint(pod, event, class))
+            }
             _ => false,
         }
     }
@@ -278,7 +305,7 @@ impl Filter for NodeResourcesFit {
         for (name, wanted) in &wanted.scalar {
             let amount = |resources: &Resources| resources.scalar.get(name).copied().unwrap_or(0);
             let is_short = *wanted > 0 && *wanted > amount(has).saturating_sub(amount(used));
-            if is_short && !self.ignores(name) {
+            if is_short && !self.ignores(name) && !self.is_dynamic(name, has) {
                 reasons.push(format!("Insufficient {name}").into());
                 hopeless |= *wanted > amount(has);
             }

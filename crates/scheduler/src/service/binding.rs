@@ -13,6 +13,7 @@ use tracing::{debug, info};
 use super::{Failure, Scheduler};
 use crate::cycle::Placement;
 use crate::framework::{ClusterEvent, Framework, Nomination, Permission, PermitOutcome};
+use crate::measures;
 use crate::profile::ExtensionPoint;
 use crate::queue::Popped;
 use crate::snapshot::PodInfo;
@@ -24,12 +25,17 @@ impl Scheduler {
     /// Runs Reserve and Permit.
     pub(super) fn reserve(&self, pod: &Arc<PodInfo>, placement: &mut Placement) -> Result<(), Failure> {
         let Some((framework, _)) = self.profile_of(pod) else { return Ok(()) };
+        let profile = pod.scheduler_name();
+        let started = std::time::Instant::now();
         for plugin in framework.at(ExtensionPoint::Reserve) {
             let Some(point) = plugin.reserve() else { continue };
-            point
-                .reserve(&mut placement.state, pod, &placement.node)
-                .map_err(|rejection| Failure::rejected(plugin.name(), rejection))?;
+            point.reserve(&mut placement.state, pod, &placement.node).map_err(|rejection| {
+                measures::point("Reserve", rejection.status(), profile, started);
+                Failure::rejected(plugin.name(), rejection)
+            })?;
         }
+        measures::point("Reserve", "Success", profile, started);
+        let started = std::time::Instant::now();
         let mut delays = Vec::new();
         for plugin in framework.at(ExtensionPoint::Permit) {
             let Some(point) = plugin.permit() else { continue };
@@ -39,6 +45,8 @@ impl Scheduler {
                 Permission::Wait(limit) => delays.push((plugin.name(), limit.min(LONGEST_PERMIT_WAIT))),
             }
         }
+        let status = if delays.is_empty() { "Success" } else { "Wait" };
+        measures::point("Permit", status, profile, started);
         if !delays.is_empty() {
             self.handle.waiting_pods.insert(pod.clone(), &placement.node, delays);
         }
@@ -70,6 +78,8 @@ impl Scheduler {
                 let uid = pod.uid.as_deref().unwrap_or_default();
                 timer.end("scheduler", "bind", uid, format_args!("to {}", placement.node));
                 self.queue().done(&pod.key);
+                measures::attempt("scheduled", pod.scheduler_name(), popped.started);
+                measures::scheduled(popped.attempts, popped.since);
                 if let Some((framework, recorder)) = self.profile_of(&pod) {
                     let message = format!("Successfully assigned {} to {}", pod.key, placement.node);
                     recorder.event(&pod.reference(), EventType::Normal, "Scheduled", message);
@@ -110,18 +120,31 @@ impl Scheduler {
             // Others learn where the pod will be while its binding takes its time.
             self.write_nomination(pod, &Nomination::Node(node.clone())).await;
         }
-        if let PermitOutcome::Rejected { plugin, rejection } = self.handle.waiting_pods.wait(&pod.key).await {
+        let waits = self.handle.waiting_pods.get(&pod.key).is_some();
+        let started = Instant::now();
+        let outcome = self.handle.waiting_pods.wait(&pod.key).await;
+        if waits {
+            let result = match &outcome {
+                PermitOutcome::Allowed => "Success",
+                PermitOutcome::Rejected { rejection, .. } => rejection.status(),
+            };
+            measures::permit_wait(result, started);
+        }
+        if let PermitOutcome::Rejected { plugin, rejection } = outcome {
             return Err(Failure::rejected(plugin, rejection));
         }
         if has_work {
             let token = CancellationToken::new();
             self.in_pre_bind().insert(pod.key.clone(), token.clone());
+            let started = std::time::Instant::now();
             let done = tokio::select! {
                 biased;
                 () = token.cancelled() => Err(Failure::Error("preempted by DefaultPreemption".to_owned())),
                 done = pre_bind(framework, pod, placement) => done,
             };
             self.in_pre_bind().remove(&pod.key);
+            let status = if done.is_ok() { "Success" } else { "Error" };
+            measures::point("PreBind", status, pod.scheduler_name(), started);
             done?;
             // Cancelled after the last plugin, before the entry was removed.
             if token.is_cancelled() {
@@ -139,7 +162,10 @@ impl Scheduler {
         }
         for plugin in framework.at(ExtensionPoint::Bind) {
             let Some(point) = plugin.bind() else { continue };
+            let started = std::time::Instant::now();
             if let Some(result) = point.bind(state, pod, node).await {
+                let status = if result.is_ok() { "Success" } else { "Error" };
+                measures::point("Bind", status, pod.scheduler_name(), started);
                 return result.map_err(Failure::from);
             }
         }

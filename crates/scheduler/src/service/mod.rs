@@ -28,6 +28,7 @@ use crate::extender::{Extender, ExtenderError};
 use crate::framework::{
     ClusterEvent, Framework, FrameworkError, Handle, Nomination, PluginError, Registry, Rejection, Store,
 };
+use crate::measures;
 use crate::queue::{Popped, Queue};
 use crate::siblings::{Owner, siblings};
 use crate::snapshot::{PodInfo, Shapes, Snapshot};
@@ -108,7 +109,9 @@ struct Scheduler {
 
 /// Starts scheduling; the tasks belong to the context's scope. Fails if a profile cannot be made.
 pub fn start(context: &SchedulerContext) -> Result<(), FrameworkError> {
-    let handle = Handle::new(context.client.clone(), context.informers.clone());
+    let handle = Handle::new(context.client.clone(), context.informers.clone())
+        .with_scope(context.scope.clone())
+        .with_events(context.events.clone());
     let mut profiles = Profiles::new();
     for profile in &context.configuration.profiles {
         let recorder = context.events.recorder(profile.scheduler_name.clone(), None);
@@ -279,6 +282,8 @@ impl Scheduler {
     /// Gives the pod back to the queue, and writes why in the background.
     fn fail(self: &Arc<Self>, popped: Popped, failure: Failure, permit: OwnedSemaphorePermit) {
         let pod = popped.pod.clone();
+        let result = if matches!(failure, Failure::Rejected(_)) { "unschedulable" } else { "error" };
+        measures::attempt(result, pod.scheduler_name(), popped.started);
         let (message, reason, error) = match failure {
             Failure::Rejected(error) => (error.to_string(), UNSCHEDULABLE, *error),
             Failure::Error(message) => {
@@ -298,9 +303,12 @@ impl Scheduler {
         let mut turn = self.turns.take(&pod.key);
         let victims: Vec<_> =
             error.victims.pods.into_iter().filter(|victim| !victim.is_terminating()).collect();
+        if !victims.is_empty() {
+            measures::victims(victims.len());
+        }
         {
             let mut queue = self.queue();
-            if !victims.is_empty() {
+            if !victims.is_empty() || error.remedy.is_some() {
                 queue.hold(pod.key.clone());
             }
             queue.give_back(popped, error.rejected_by, Instant::now());
@@ -313,11 +321,23 @@ impl Scheduler {
                 scheduler.report(&pod, reason, &message, &error.nomination).await;
                 drop(turn);
             };
+            let remedy = async {
+                let Some(remedy) = &error.remedy else { return };
+                let result = remedy.apply().await;
+                if let Err(error) = &result {
+                    warn!(pod = %pod.key, %error, "cannot help a pod that fits nowhere");
+                }
+                // A change that helps was remembered while the pod was held.
+                scheduler.queue().release(&pod.key, result.is_err(), Instant::now());
+                scheduler.wake.notify_one();
+            };
             match &error.nomination {
                 Nomination::Node(node) if !victims.is_empty() => {
-                    tokio::join!(report, scheduler.preempt(&pod, node, &victims));
+                    tokio::join!(report, remedy, scheduler.preempt(&pod, node, &victims));
                 }
-                _ => report.await,
+                _ => {
+                    tokio::join!(report, remedy);
+                }
             }
             drop(permit);
         });

@@ -1,61 +1,23 @@
-//! Selectors of devices: expressions over `device`, compiled when they are written to refuse those that cannot work.
+//! Selectors of devices: compiled when they are written, to refuse those that cannot work.
 
 use super::claim::EXPRESSION_MAX;
 use crate::field::{FieldError, FieldErrors, Path};
-use ferrite_cel::{CompileError, DeclType, DeclaredSizes, Environment, Type};
-use std::sync::LazyLock;
-
-/// The level of the API whose libraries expressions can use.
-const MINOR: u32 = 36;
-/// The most that one evaluation may cost.
-const COST_MAX: u64 = 1_000_000;
-/// The longest values of a device's fields.
-const DOMAIN: i64 = 63;
-const ATTRIBUTE: i64 = 64;
-/// The most attributes and capacities of a device.
-const ENTRIES: i64 = 32;
-
-struct Compiler {
-    environment: Environment,
-    sizes: DeclaredSizes,
-}
-
-static COMPILER: LazyLock<Compiler> = LazyLock::new(|| {
-    let nested = |value| DeclType::map_of(DeclType::map_of(value, ENTRIES), ENTRIES);
-    let fields = [
-        ("driver", DeclType::string_of(DOMAIN)),
-        // Attributes are of any type; the longest are strings.
-        ("attributes", nested(DeclType::string_of(ATTRIBUTE))),
-        ("capacity", nested(DeclType::simple(Type::Any))),
-        ("allowMultipleAllocations", DeclType::simple(Type::Bool)),
-    ];
-    let device = DeclType::object("kubernetes.DRADevice", fields.map(|(name, of)| (name.to_owned(), of)));
-    Compiler {
-        environment: Environment::kubernetes(MINOR).with_device(),
-        sizes: DeclaredSizes::of_variables([("device".to_owned(), device)]),
-    }
-});
+use ferrite_cel::{DeviceSelector, DeviceSelectorError, limits};
 
 /// Checks the expression of a selector, whose field is at `path`.
 pub(super) fn validate(expression: &str, path: &Path) -> FieldErrors {
     if expression.len() > EXPRESSION_MAX {
         return vec![FieldError::too_long(path, EXPRESSION_MAX)];
     }
-    let compiler = &*COMPILER;
-    let invalid = |why: String| vec![FieldError::invalid(path, expression, why)];
-    let program = match compiler.environment.compile_sized(expression, &compiler.sizes) {
-        Ok(program) => program,
-        Err(CompileError::Program(error)) => {
-            return vec![FieldError::internal(path, format!("program instantiation failed: {error}"))];
+    let selector = match DeviceSelector::compile(expression) {
+        Ok(selector) => selector,
+        Err(error @ DeviceSelectorError::Program(_)) => {
+            return vec![FieldError::internal(path, error.to_string())];
         }
-        Err(error) => return invalid(format!("compilation failed: {error}")),
+        Err(error) => return vec![FieldError::invalid(path, expression, error.to_string())],
     };
-    match program.result_type() {
-        Type::Bool | Type::Any => {}
-        of => return invalid(format!("must evaluate to bool or the unknown type, not {}", of.declared())),
-    }
-    match program.estimated_cost() {
-        Some(cost) if cost.max > COST_MAX => {
+    match selector.estimated_cost() {
+        Some(cost) if cost.max > limits::DEVICE_SELECTOR => {
             vec![FieldError::forbidden(path, "too complex, exceeds cost limit")]
         }
         _ => Vec::new(),

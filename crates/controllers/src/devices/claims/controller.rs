@@ -19,12 +19,12 @@ use super::decide::{
 };
 use super::measures;
 use crate::Context;
-use crate::devices::reference::{
+use crate::error::{During, SyncError};
+use crate::pods::{is_terminating, node_name};
+use ferrite_client::resource_claims::{
     Named, PODS_BY_CLAIM, claim_index, claim_names, consumers, entries, extended_claim, is_allocated,
     is_for_pod, is_pod, is_reserved_for,
 };
-use crate::error::{During, SyncError};
-use crate::pods::{is_terminating, node_name};
 
 const NAME: &str = "resourceclaim-controller";
 /// The source of events, as upstream's.

@@ -7,8 +7,8 @@ use k8s_openapi::api::resource::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 
-use crate::devices::reference::{Named, consumers, is_for_pod, is_pod};
 use crate::pods::{is_finished, is_terminating, node_name};
+use ferrite_client::resource_claims::{Named, consumers, is_for_pod, is_pod};
 
 /// Keeps an allocated claim until nobody uses it.
 pub(super) const FINALIZER: &str = "resource.kubernetes.io/delete-protection";

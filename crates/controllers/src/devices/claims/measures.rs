@@ -7,7 +7,7 @@ use ferrite_component::metrics::{Counter, Family, Gauge, registry};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 
 use super::decide::{admin_access, source};
-use crate::devices::reference::is_allocated;
+use ferrite_client::resource_claims::is_allocated;
 
 static CREATES: LazyLock<Arc<Family<Counter>>> = LazyLock::new(|| {
     registry().counter(

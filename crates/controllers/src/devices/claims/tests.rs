@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimTemplate};
 
 use super::decide::*;
-use crate::devices::reference::{consumers, entries};
+use ferrite_client::resource_claims::{consumers, entries};
 
 fn pod(changes: Value) -> Pod {
     let mut pod = json!({

@@ -13,12 +13,12 @@ use kube::Client;
 
 use super::decide::{evicting, eviction, results};
 use crate::Context;
-use crate::devices::reference::{
-    Named, PODS_BY_CLAIM, claim_index, consumers, entries, is_for_pod, is_pod, is_reserved_for,
-};
 use crate::error::{During, SyncError};
 use crate::evict::{self, Disruption};
 use crate::pods::{is_terminating, node_name};
+use ferrite_client::resource_claims::{
+    Named, PODS_BY_CLAIM, claim_index, consumers, entries, is_for_pod, is_pod, is_reserved_for,
+};
 
 const NAME: &str = "device-taint-eviction-controller";
 const DISRUPTION: Disruption = Disruption {

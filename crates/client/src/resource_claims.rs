@@ -1,16 +1,18 @@
 //! The way from a pod to its ResourceClaims and back.
 
 use k8s_openapi::api::core::v1::{Pod, PodResourceClaim};
-use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimConsumerReference};
+use k8s_openapi::api::resource::v1::{
+    AllocationResult, DeviceRequestAllocationResult, ResourceClaim, ResourceClaimConsumerReference,
+};
 
-use ferrite_client::controller_of;
+use crate::controller_of;
 
 /// Index of pods by the ResourceClaims that they use, as `namespace/name`.
-pub(super) const PODS_BY_CLAIM: &str = "resource claim";
+pub const PODS_BY_CLAIM: &str = "resource claim";
 
 /// The ResourceClaim that stands behind an entry of `spec.resourceClaims`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Named<'a> {
+pub enum Named<'a> {
     /// A claim that somebody made.
     Given(&'a str),
     /// The claim that was made for this pod. Its owner must be compared before it is used.
@@ -24,7 +26,7 @@ pub(super) enum Named<'a> {
 }
 
 impl<'a> Named<'a> {
-    pub(super) fn of(pod: &'a Pod, claim: &'a PodResourceClaim) -> Self {
+    pub fn of(pod: &'a Pod, claim: &'a PodResourceClaim) -> Self {
         if let Some(name) = &claim.resource_claim_name {
             return Self::Given(name);
         }
@@ -39,7 +41,7 @@ impl<'a> Named<'a> {
     }
 
     /// The name, if there is one by now.
-    pub(super) fn name(self) -> Option<&'a str> {
+    pub fn name(self) -> Option<&'a str> {
         match self {
             Self::Given(name) | Self::Generated(name) => Some(name),
             Self::NotNeeded | Self::NotCreated | Self::Unsupported => None,
@@ -48,22 +50,22 @@ impl<'a> Named<'a> {
 }
 
 /// The entries of `spec.resourceClaims`.
-pub(super) fn entries(pod: &Pod) -> &[PodResourceClaim] {
+pub fn entries(pod: &Pod) -> &[PodResourceClaim] {
     pod.spec.as_ref().and_then(|spec| spec.resource_claims.as_deref()).unwrap_or_default()
 }
 
 /// The names of the claims behind the entries, as far as they exist.
-pub(super) fn claim_names(pod: &Pod) -> impl Iterator<Item = &str> {
+pub fn claim_names(pod: &Pod) -> impl Iterator<Item = &str> {
     entries(pod).iter().filter_map(|entry| Named::of(pod, entry).name())
 }
 
 /// The claim that the scheduler made for extended resources of the pod.
-pub(super) fn extended_claim(pod: &Pod) -> Option<&str> {
+pub fn extended_claim(pod: &Pod) -> Option<&str> {
     let status = pod.status.as_ref()?.extended_resource_claim_status.as_ref()?;
     Some(&status.resource_claim_name)
 }
 
-pub(super) fn claim_index(pod: &Pod) -> Vec<String> {
+pub fn claim_index(pod: &Pod) -> Vec<String> {
     let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
     let mut keys: Vec<String> = claim_names(pod).map(|name| format!("{namespace}/{name}")).collect();
     keys.sort_unstable();
@@ -71,27 +73,42 @@ pub(super) fn claim_index(pod: &Pod) -> Vec<String> {
     keys
 }
 
+/// True if the object with this UID controls the claim.
+pub fn is_owned_by(claim: &ResourceClaim, uid: &str) -> bool {
+    controller_of(&claim.metadata).is_some_and(|owner| owner.uid == uid)
+}
+
 /// True if the pod controls the claim, so that the claim was made for it.
-pub(super) fn is_for_pod(claim: &ResourceClaim, pod: &Pod) -> bool {
+pub fn is_for_pod(claim: &ResourceClaim, pod: &Pod) -> bool {
     claim.metadata.namespace == pod.metadata.namespace
         && controller_of(&claim.metadata).is_some_and(|owner| Some(&owner.uid) == pod.metadata.uid.as_ref())
 }
 
-pub(super) fn consumers(claim: &ResourceClaim) -> &[ResourceClaimConsumerReference] {
+pub fn consumers(claim: &ResourceClaim) -> &[ResourceClaimConsumerReference] {
     claim.status.as_ref().and_then(|status| status.reserved_for.as_deref()).unwrap_or_default()
 }
 
 /// True for a reference to a pod. Others are left to whoever made them.
-pub(super) fn is_pod(consumer: &ResourceClaimConsumerReference) -> bool {
+pub fn is_pod(consumer: &ResourceClaimConsumerReference) -> bool {
     consumer.api_group.as_deref().unwrap_or_default().is_empty() && consumer.resource == "pods"
 }
 
-pub(super) fn is_reserved_for(claim: &ResourceClaim, pod: &Pod) -> bool {
+pub fn is_reserved_for(claim: &ResourceClaim, pod: &Pod) -> bool {
     consumers(claim).iter().any(|consumer| Some(&consumer.uid) == pod.metadata.uid.as_ref())
 }
 
-pub(super) fn is_allocated(claim: &ResourceClaim) -> bool {
-    claim.status.as_ref().is_some_and(|status| status.allocation.is_some())
+/// The devices that the claim has, if it has any.
+pub fn allocation(claim: &ResourceClaim) -> Option<&AllocationResult> {
+    claim.status.as_ref()?.allocation.as_ref()
+}
+
+pub fn is_allocated(claim: &ResourceClaim) -> bool {
+    allocation(claim).is_some()
+}
+
+/// The devices of an allocation, request by request.
+pub fn results(allocation: &AllocationResult) -> &[DeviceRequestAllocationResult] {
+    allocation.devices.as_ref().and_then(|devices| devices.results.as_deref()).unwrap_or_default()
 }
 
 #[cfg(test)]
