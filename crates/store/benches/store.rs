@@ -1,7 +1,8 @@
 //! The store beside what it could have been built on, and beside etcd, in one run on one machine.
 //!
-//! `cargo bench -p ferrite-store` prints a table. Parts can be chosen: `-- writes reads watch open endless`. How many
-//! updates the last one makes is `FERRITE_BENCH_UPDATES`, a million when not given; a hundred million fit as well.
+//! `cargo bench -p ferrite-store` prints a table. Parts can be chosen: `-- writes reads watch open
+//! endless`. `FERRITE_BENCH_UPDATES` sets the number of updates of the `endless` part, by default a
+//! million; a hundred million fit as well.
 //! etcd is left out where it is not installed. Files go to a directory below `FERRITE_BENCH_DIR`, or below the
 //! build directory: not to a file system in memory, where a synchronisation costs nothing.
 #![allow(clippy::unwrap_used)]
@@ -73,7 +74,7 @@ fn row(what: &str, figure: impl std::fmt::Display, note: &str) {
 /// One durable write, with the way to say that it is done.
 type Job = (u64, tokio::sync::oneshot::Sender<()>);
 
-/// Who is measured.
+/// A store to measure.
 #[derive(Clone)]
 enum Engine {
     Own(Arc<Store>),
@@ -104,7 +105,7 @@ impl Engine {
     }
 }
 
-/// Durable writes per second of so many clients to ten thousand keys.
+/// Durable writes per second that `clients` clients make to ten thousand keys.
 async fn rate(engine: &Engine, clients: usize) -> f64 {
     let stop = Arc::new(AtomicBool::new(false));
     let mut tasks = JoinSet::new();
@@ -407,7 +408,7 @@ async fn opening() {
     }
 }
 
-/// What the files of a directory take. Some may go while we look.
+/// Total size of the files in a directory. A file that disappears meanwhile counts as nothing.
 fn on_disk(path: &Path) -> u64 {
     std::fs::read_dir(path).unwrap().flatten().filter_map(|e| Some(e.metadata().ok()?.len())).sum()
 }

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use std::ops::Bound;
 use std::sync::Arc;
 
-/// What the next transaction is compared with.
+/// The state that the next transaction's conditions are checked against.
 #[derive(Debug)]
 pub(crate) struct State {
     pub map: Map,
@@ -19,7 +19,7 @@ pub(crate) struct State {
     pub leases: Leases,
 }
 
-/// What a transaction did to the state. Its changes are kept with those of its neighbours.
+/// The effect of a transaction on the state. Its changes are kept in the list shared by the batch.
 #[derive(Debug)]
 pub(crate) struct Applied {
     /// None when nothing changed: the caller only waits for what it has seen to become durable.
@@ -28,11 +28,11 @@ pub(crate) struct Applied {
     pub durability: Durability,
 }
 
-/// What the log has to keep of a transaction.
+/// The part of a transaction that the log stores.
 #[derive(Debug, Default)]
 pub(crate) struct Record {
     pub revision: Revision,
-    /// How many changes it made.
+    /// Number of changes that it made.
     pub changes: usize,
     pub leases: Vec<LeaseRecord>,
 }
@@ -149,7 +149,7 @@ impl State {
         }
     }
 
-    /// Compares, applies and numbers a transaction. What it changes is added to `changes`.
+    /// Checks, applies and numbers a transaction. Its changes are appended to `changes`.
     pub fn commit(&mut self, txn: Txn, changes: &mut Vec<Change>) -> Result<Applied, StoreError> {
         let failed = txn.compares.iter().find(|c| !c.holds(self.map.get(c.key().as_bytes()).map(|e| &**e)));
         if let Some(failed) = failed {

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 pub struct Change {
     pub revision: Revision,
     pub key: Key,
-    /// What the key holds after the change; none when it was deleted.
+    /// The entry after the change; `None` if the key was deleted.
     pub entry: Option<Arc<Entry>>,
-    /// What it held before; none when it was created.
+    /// The entry before the change; `None` if the key was created.
     pub previous: Option<Arc<Entry>>,
 }
 
@@ -24,7 +24,7 @@ impl Change {
     }
 }
 
-/// How much of the past is kept.
+/// Limits of the history that the store keeps.
 #[derive(Debug, Clone, Copy)]
 pub struct HistoryLimits {
     pub changes: usize,

@@ -37,7 +37,7 @@ impl Feed {
         self.0.published().snapshot.revision
     }
 
-    /// What a key holds in the replica.
+    /// The replica's entry for a key.
     pub fn get(&self, key: &[u8]) -> Option<Arc<Entry>> {
         self.0.published().snapshot.get(key).cloned()
     }

@@ -1,4 +1,5 @@
-//! What callers and the writer share: the head, who waits for it, and what readers see.
+//! State shared by callers and the writer: the head, the transactions that wait for it, and the published
+//! snapshot.
 
 use crate::entry::{Entry, Revision};
 use crate::head::{Applied, Record, State};
@@ -17,20 +18,22 @@ use std::sync::{
 use std::time::Instant;
 use tokio::sync::{Notify, oneshot, watch};
 
-/// What became of a transaction, and something that its caller frees: a value that history has given up for it. One
-/// thread that frees what many others have allocated is slow, and stands in their way.
+/// The outcome of a transaction, and an entry for its caller to free: one that the history dropped in
+/// exchange. One thread that frees what many others have allocated is slow and blocks them.
 pub(crate) type Answer = (Result<Outcome, StoreError>, Option<Arc<Entry>>);
 
-/// Where the fate of a transaction is told. The caller may have gone away; it happens all the same.
+/// Receives the outcome of a transaction. The caller may have gone away; the transaction is applied all the
+/// same.
 pub(crate) type Done = oneshot::Sender<Answer>;
 
-/// What readers see. Replaced as a whole under a short write lock.
+/// The state that readers see. Replaced as a whole under a short write lock.
 #[derive(Debug)]
 pub(crate) struct Published {
     pub snapshot: Snapshot,
     pub leases: Leases,
     pub history: History,
-    /// How often a remote store has gone back to an earlier revision: positions from before mean nothing any more.
+    /// Number of times a remote store went back to an earlier revision: positions of an earlier epoch are
+    /// invalid.
     pub epoch: u64,
 }
 
@@ -48,12 +51,12 @@ pub(crate) struct Head {
 }
 
 impl Head {
-    /// Whether there is something for the writer to do.
+    /// Returns true if the writer has work to do.
     pub fn has_work(&self) -> bool {
         !self.batch.pending.is_empty() || self.is_urgent()
     }
 
-    /// Whether the writer should not wait for more.
+    /// Returns true if the writer must not wait for more transactions.
     pub fn is_urgent(&self) -> bool {
         !self.wishes.is_empty() || self.refused.is_some()
     }
@@ -76,7 +79,7 @@ pub(crate) struct Batch {
     pub pending: Vec<Pending>,
     /// Of all of them, in order.
     pub changes: Vec<Change>,
-    /// What the log has to keep of them; none without a log.
+    /// The log records of the batch; `None` without a log.
     pub records: Option<Records>,
 }
 
@@ -96,7 +99,7 @@ impl Batch {
         self.pending.push(Pending { applied, done });
     }
 
-    /// Whether one of them has to be durable, or may be later.
+    /// Returns true if the batch contains a change with this durability.
     pub fn has(&self, durability: Durability) -> bool {
         self.pending.iter().any(|p| p.applied.record.is_some() && p.applied.durability == durability)
     }
@@ -123,11 +126,12 @@ struct Submitted {
     done: Done,
 }
 
-/// What comes in for the head and its writer. Locked for moments only.
+/// The queue of submitted transactions. Locked for moments only.
 #[derive(Debug, Default)]
 struct Inbox {
     submitted: Vec<Submitted>,
-    /// The writer sleeps until so many are pending. While it works it looks again by itself.
+    /// The writer sleeps until this many transactions are pending. A writer that is awake checks the inbox
+    /// by itself.
     asleep: Option<usize>,
 }
 
@@ -211,7 +215,7 @@ impl Shared {
         HeadGuard { shared: self, head: Some(head) }
     }
 
-    /// How many transactions wait for the writer.
+    /// Number of transactions that wait for the writer.
     pub fn waiting(&self) -> usize {
         self.head().batch.pending.len()
     }
@@ -309,8 +313,8 @@ pub(crate) struct HeadGuard<'a> {
 }
 
 impl HeadGuard<'_> {
-    /// Gives the head up and sleeps until so many transactions are pending, something is urgent, or the time has come.
-    /// May return early.
+    /// Unlocks the head and sleeps until `wanted` transactions are pending, something is urgent, or `until`
+    /// has passed. May return early.
     pub fn sleep(mut self, wanted: usize, until: Option<Instant>) -> Self {
         let shared = self.shared;
         let mut inbox = shared.inbox();

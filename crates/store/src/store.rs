@@ -56,14 +56,14 @@ pub enum StoreError {
     LeaseExists(LeaseId),
     #[error("the transaction has {size} bytes, the limit is {limit}")]
     TooLarge { size: usize, limit: usize },
-    /// A remote store cannot be reached or has no leader. Whether the change happened is not known.
+    /// A remote store cannot be reached or has no leader. It is unknown if the change happened.
     #[error("the store cannot be reached: {0}")]
     Unreachable(String),
 }
 
-/// How long a replica may take to show what was committed elsewhere.
+/// Longest wait for a replica to show a change that was committed elsewhere.
 const CATCH_UP: Duration = Duration::from_secs(30);
-/// How long a remote store may take to show that it is there.
+/// Longest wait for a remote store to respond.
 const CHECK: Duration = Duration::from_secs(2);
 /// No transaction may be larger.
 pub const MAX_TXN: usize = 16 << 20;
@@ -77,7 +77,7 @@ pub fn now_seconds() -> u64 {
     std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_secs())
 }
 
-/// Who makes changes durable and numbers them.
+/// The part that numbers changes and makes them durable.
 #[derive(Debug)]
 enum Engine {
     /// This process: the log, or nothing in memory mode.
@@ -150,12 +150,12 @@ impl Store {
         Self { shared, engine, in_flight: Semaphore::new(IN_FLIGHT / UNIT) }
     }
 
-    /// Whether the changes are made elsewhere, so that other processes may make changes, too.
+    /// Returns true if a remote store makes the changes. Then other processes may make changes, too.
     pub fn is_remote(&self) -> bool {
         matches!(self.engine, Engine::Remote(_))
     }
 
-    /// Waits until so many bytes more may be on their way to the disk.
+    /// Waits until `size` more bytes may be in flight to the disk.
     async fn turn(&self, size: usize) -> Result<SemaphorePermit<'_>, StoreError> {
         if size > MAX_TXN {
             return Err(StoreError::TooLarge { size, limit: MAX_TXN });
@@ -291,7 +291,7 @@ impl Store {
         loop {
             let changed = self.lease_changed();
             tokio::pin!(changed);
-            // Registered before the leases are looked at: a grant in between is not missed.
+            // Registered before the leases are read: a grant in between is not missed.
             changed.as_mut().enable();
             let now = now_seconds();
             let leases = self.leases();
@@ -440,13 +440,13 @@ impl Store {
             let mut subscribers = self.shared.subscribers();
             (subscribers.add(prefix, trigger), subscribers.dispatched)
         };
-        // What was dispatched before is in the history alone.
+        // Changes dispatched before the subscription are only in the history.
         let behind = after < dispatched;
         Ok(Watch { shared: Arc::clone(&self.shared), subscription, position: after, behind, epoch })
     }
 
-    /// Forgets the history up to and including `revision`. What is older than the limits given when the store was
-    /// opened goes by itself.
+    /// Forgets the history up to and including `revision`. The store itself drops changes beyond the limits
+    /// given when it was opened.
     pub fn compact(&self, revision: Revision) -> Result<(), StoreError> {
         let mut published = self.shared.published_mut();
         let current = published.snapshot.revision;

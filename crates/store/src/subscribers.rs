@@ -1,7 +1,7 @@
-//! Who wants to hear of which changes: an index, so that a commit meets only those whom it concerns.
+//! Index of subscribers, so that a commit visits only the subscribers that it concerns.
 //!
-//! Subscribers are found by the prefixes of a changed key, and below a prefix by the value that a field has or had:
-//! the watchers of one node's pods are not visited for the pods of another.
+//! Subscribers are found by the prefixes of a changed key, and below a prefix by the value that a field has
+//! or had: a change of one node's pod does not visit the watchers of another node's pods.
 
 use crate::entry::{Entry, Key, Revision};
 use crate::history::Change;
@@ -42,7 +42,7 @@ fn values<'a>(field: &str, read: ReadField, change: &'a Change) -> Option<[Optio
     Some([now, before.filter(|_| before != now)])
 }
 
-/// What waits for a subscriber, and the bell that wakes it.
+/// The changes queued for a subscriber, and the bell that wakes it.
 #[derive(Debug, Default)]
 pub(crate) struct Mailbox {
     pub bell: Notify,

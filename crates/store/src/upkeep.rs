@@ -15,7 +15,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
-/// What a store on disk holds.
+/// The contents of a store on disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Report {
     pub keys: usize,
@@ -70,7 +70,7 @@ fn read(dir: &Path) -> Result<Recovered, UpkeepError> {
     loop {
         match recover(dir, limits) {
             Ok(recovered) => return Ok(recovered),
-            // Nobody else is there to have moved anything, or it has been looked at often enough.
+            // No other process holds the directory and could have moved files, or all attempts failed.
             Err(error) if attempt == ATTEMPTS || hold(dir).is_ok() => return Err(error.into()),
             Err(_) => attempt += 1,
         }

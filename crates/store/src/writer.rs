@@ -128,14 +128,15 @@ fn persist(log: &mut Log, batch: &mut Batch, flush: bool) -> Result<(), log::App
     Ok(())
 }
 
-/// So many transactions are shown and answered at a time: the first clients go on while the last are still being
-/// served, and readers never wait long.
+/// Number of transactions published and answered together: the first clients go on while the last are still
+/// being served, and readers never wait long.
 const TOGETHER: usize = 16;
 
-/// Shows a batch to readers and answers those who made it. Answers when history has to be looked at again.
+/// Publishes a batch to readers and answers its callers. Returns the time at which the history must be
+/// trimmed next.
 ///
-/// What readers see is a map of its own, not the head's: as long as nobody holds a snapshot its nodes are changed in
-/// place, where a shared one had to be copied for each batch.
+/// Readers have a map of their own, not the head's: its nodes are changed in place as long as nobody holds
+/// a snapshot. A map shared with the head would be copied for each batch.
 fn publish(shared: &Shared, batch: &mut Batch, revision: Revision, leases: Leases) -> Option<Instant> {
     let Batch { pending, changes, .. } = batch;
     // Leases are shown as they are after the whole batch, and nobody may see half of it.

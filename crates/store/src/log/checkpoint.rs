@@ -15,7 +15,7 @@ const FRAME: usize = 256 << 10;
 /// synchronisations never wait behind all of it.
 const SYNC_EVERY: u64 = 8 << 20;
 
-/// What a checkpoint holds.
+/// The contents of a checkpoint.
 #[derive(Debug)]
 pub(crate) struct Contents {
     pub snapshot: Snapshot,

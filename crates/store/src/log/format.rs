@@ -37,7 +37,7 @@ const BLOCKS: u16 = 2;
 /// No frame is longer: bounds what a damaged length can make us read.
 pub(crate) const MAX_FRAME: usize = 1 << 30;
 
-/// What a file is for.
+/// The purpose of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FileKind {
     Log,
@@ -71,7 +71,7 @@ impl Salt {
     }
 }
 
-/// How a file begins.
+/// The header of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Header {
     pub salt: Salt,
@@ -178,13 +178,13 @@ impl FrameHeader {
     }
 }
 
-/// Whether a frame begins here, be it broken.
+/// Returns true if a frame begins here, even a broken one.
 pub(crate) fn begins_frame(bytes: &[u8], salt: Salt) -> bool {
     bytes.starts_with(&salt.magic())
 }
 
-/// Whether a whole, intact frame starts anywhere in `bytes` behind the first place where one can: at every block, or
-/// at every byte.
+/// Returns true if a whole, intact frame starts in `bytes` after position 0. Candidates are the starts of
+/// blocks, or every byte for a file without blocks.
 pub(crate) fn contains_frame(bytes: &[u8], salt: Salt, blocks: bool) -> bool {
     let step = if blocks { BLOCK } else { 1 };
     (step..bytes.len()).step_by(step).filter(|at| begins_frame(&bytes[*at..], salt)).any(|at| {
@@ -195,12 +195,13 @@ pub(crate) fn contains_frame(bytes: &[u8], salt: Salt, blocks: bool) -> bool {
     })
 }
 
-/// Whether only the zeros are left that fill a frame's last block. No item begins with so many.
+/// Returns true if only the zeros that fill a frame's last block are left. No item begins with
+/// `ITEM_HEADER` zeros.
 pub(crate) fn is_padding(payload: &[u8]) -> bool {
     payload.iter().take(ITEM_HEADER).all(|byte| *byte == 0)
 }
 
-/// What happened to a lease.
+/// A change of a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LeaseRecord {
     /// Made, or renewed.
@@ -228,7 +229,7 @@ pub(crate) struct Record {
     pub leases: Vec<LeaseRecord>,
 }
 
-/// What a frame of the log is made of.
+/// An item of a frame in the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Item {
     Record(Record),

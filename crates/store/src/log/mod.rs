@@ -6,9 +6,10 @@
 //! to it from a snapshot, makes it durable under its name, and only then removes what came before: a crash at
 //! any instant leaves one whole chain. Every byte appended costs at most one byte of checkpoint.
 //!
-//! A log that is no longer needed becomes `spare`, and the next log is written over it: to synchronise blocks that have
-//! been written before takes the file system half the time. Whole blocks are written, past the page cache. What a log
-//! did not use of its file stays behind its end; the next one begins with where that was.
+//! A log that is no longer needed becomes `spare`, and the next log is written over it: to synchronise
+//! blocks that have been written before takes the file system half the time. The log writes whole blocks
+//! with direct I/O. The unused rest of the older file stays behind the end of the new log; each log begins
+//! with the byte at which its predecessor ended.
 
 pub(crate) mod checkpoint;
 mod damage;
@@ -139,7 +140,7 @@ pub(crate) struct Log {
     /// Frames are whole blocks.
     blocks: bool,
     length: u64,
-    /// How long the file is: zeros follow what was written, or what an older log has left.
+    /// Length of the file. Behind the written part are zeros, or the remains of an older log.
     allocated: u64,
     checkpoint_length: u64,
     buffer: Blocks,
@@ -192,7 +193,7 @@ impl Log {
         let sequence = recovered.last_log;
         let path = log_path(dir, sequence);
         let file = disk.open(&path, false).map_err(io)?;
-        // What lies behind the last whole frame was never acknowledged, as far as can be told.
+        // The bytes behind the last whole frame were never acknowledged, as far as we can know.
         keep_torn(dir, &path, &recovered).map_err(io)?;
         file.set_len(recovered.log_length).map_err(io)?;
         let mut log = Self {
@@ -208,7 +209,7 @@ impl Log {
             checkpoint_length: recovered.checkpoint_length,
             buffer: Blocks::default(),
             deferred: Deferred::default(),
-            // What had been reserved is used up: the revision has been moved past it.
+            // The reserved revisions are used up: recovery has moved the revision past them.
             reserved: Revision(0),
             unconfirmed: Some(Instant::now()),
             checkpointing: None,
@@ -234,7 +235,7 @@ impl Log {
         &self.dir
     }
 
-    /// Whether changes up to `revision` may be shown before they are written.
+    /// Returns true if readers may see changes up to `revision` before they are written.
     pub fn may_defer(&self, revision: Revision) -> bool {
         revision <= self.reserved && self.deferred.records.len() < MAX_DEFERRED
     }
@@ -409,7 +410,7 @@ impl Log {
         Ok(())
     }
 
-    /// Whether the log has outgrown the data.
+    /// Returns true if the log has become larger than its limit.
     pub fn checkpoint_due(&mut self) -> bool {
         if self.checkpointing.as_ref().is_some_and(|c| c.thread.is_finished()) {
             self.finish_checkpoint();
@@ -422,7 +423,7 @@ impl Log {
         self.checkpointing.is_none() && self.length >= limit
     }
 
-    /// How long a log may become before a checkpoint is due.
+    /// Length of the log at which a checkpoint is due.
     fn limit(&self) -> u64 {
         self.options.min_log.max(self.options.max_ratio.saturating_mul(self.checkpoint_length))
     }
@@ -484,7 +485,7 @@ impl Log {
             }
         });
         let length = self.buffer.len() as u64;
-        // What was needed once, by a store that was larger, is not kept for ever.
+        // A store that has shrunk does not keep the file size that it once needed.
         let most = self.limit().saturating_mul(2).saturating_add(self.options.ahead);
         let bytes = self.buffer.as_slice();
         let made = (|| {
@@ -562,7 +563,7 @@ pub(crate) fn write_checkpoint(
     });
     match written {
         Ok(_) => remove_before(dir, sequence),
-        // What is left of it would only take room.
+        // The unfinished file would only take up space.
         Err(_) => drop(std::fs::remove_file(&temporary)),
     }
     written
@@ -633,7 +634,8 @@ fn numbered(dir: &Path, prefix: &str) -> io::Result<Vec<u64>> {
     Ok(numbers)
 }
 
-/// Bytes behind the end of a log that were dropped, for who wants to look into them. So many files are kept.
+/// Prefix of the files that keep bytes cut off behind the end of a log, for later analysis. The newest
+/// `TORN_KEPT` are kept.
 const TORN: &str = "torn-";
 const TORN_KEPT: usize = 3;
 /// No batch is larger by much.

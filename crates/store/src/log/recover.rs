@@ -18,7 +18,7 @@ use std::io::{self, BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// What the files held.
+/// The state read from the files.
 #[derive(Debug)]
 pub(crate) struct Recovered {
     pub map: Map,
@@ -132,7 +132,7 @@ struct Frames<'a> {
     header: Header,
 }
 
-/// What comes next in a file.
+/// The next part of a file.
 enum Next {
     Frame(Bytes),
     /// Not a whole, intact frame.
@@ -140,7 +140,7 @@ enum Next {
     End,
 }
 
-/// What is behind the last whole frame of a log.
+/// The kind of data behind the last whole frame of a log.
 enum Rest {
     /// Made ahead and never written: zeros, or what is left of the log this one is written over.
     Room,
@@ -217,7 +217,7 @@ impl<'a> Frames<'a> {
         Ok(Next::Frame(payload.into()))
     }
 
-    /// What is behind the last whole frame.
+    /// Classifies the data behind the last whole frame.
     fn rest(&self) -> Result<Rest, OpenError> {
         let mut rest = vec![0; (self.length - self.at) as usize];
         std::os::unix::fs::FileExt::read_exact_at(self.file.get_ref(), &mut rest, self.at)
@@ -276,7 +276,7 @@ fn read_checkpoint(path: &Path, into: &mut Recovered) -> Result<(), OpenError> {
     Ok(())
 }
 
-/// How a log ended.
+/// The way a log ends.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum End {
     /// With its last frame.
