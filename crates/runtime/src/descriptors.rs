@@ -1,4 +1,4 @@
-//! How many files and connections this process may have open, and its containers.
+//! Limits of open files and connections for this process and its containers.
 
 use nix::sys::resource::{Resource, getrlimit, rlim_t, setrlimit};
 use std::io;

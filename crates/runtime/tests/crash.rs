@@ -28,7 +28,7 @@ const GROUP: &str = "FERRITE_CRASH_GROUP";
 const REGISTRY: &str = "FERRITE_CRASH_REGISTRY";
 const ROUNDS: usize = 12;
 
-/// What the victim says on its standard output before it may be killed again.
+/// Prints a line of the victim, after which the parent may kill it.
 fn say(line: &str) {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{line}").unwrap();

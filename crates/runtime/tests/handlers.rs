@@ -63,7 +63,7 @@ async fn life(handler: &str) {
     let (status, output) = world.run(&sandbox, config).await;
     assert_eq!(status.exit_code, 0, "{output}");
     assert!(output.starts_with("/dev/pts/"), "{output}");
-    // What cannot be run says why.
+    // A failed start reports its cause.
     let id = world.create(&sandbox, world::container("c", &["/no/such"])).await;
     let error = world.try_start(&id).await.unwrap_err();
     assert!(error.message.contains("/no/such") || error.message.contains("no such file"), "{error}");

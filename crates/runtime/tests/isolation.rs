@@ -1,4 +1,4 @@
-//! What a container can see and do, and what it cannot.
+//! Tests of the limits of a container: the things that it can see and do, and those that it cannot.
 
 // Helpers of tests may unwrap as tests do.
 #![allow(clippy::unwrap_used)]

@@ -162,7 +162,7 @@ mod tests {
 
     use crate::spec::device_rule as rule;
 
-    /// What a program answers, by the kernel's rules for the instructions it has.
+    /// The result of a program, by the kernel's rules for its instructions.
     fn answer(program: &[Instruction], kind: i32, access: i32, major: i32, minor: i32) -> i64 {
         let context = [access << 16 | kind, major, minor];
         let mut registers = [0i64; 11];

@@ -12,7 +12,7 @@ pub struct Setting {
     pub controller: &'static str,
     pub file: Cow<'static, str>,
     pub value: String,
-    /// Whether the container must not run when the kernel refuses the value.
+    /// True if the container must not run when the kernel refuses the value.
     pub required: bool,
 }
 

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 pub use limits::{Setting, settings};
 use oci_spec::runtime::LinuxDeviceCgroup;
 
-/// How often a dying group is looked at again before we give up on it.
+/// Rounds of killing the processes of a group before we give up.
 const KILL_ROUNDS: u32 = 200;
 
 /// One mounted hierarchy.
@@ -26,7 +26,7 @@ pub struct Hierarchy {
     pub controllers: Vec<String>,
 }
 
-/// What this machine offers.
+/// The control group hierarchies of this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Layout {
     /// Controllers on hierarchies of their own.
@@ -138,13 +138,13 @@ impl Layout {
         }
     }
 
-    /// Whether the group is there, on any hierarchy.
+    /// Returns true if the group exists on any hierarchy.
     pub fn exists(&self, path: &str) -> bool {
         !path.trim_matches('/').is_empty() && self.mounts().iter().any(|mount| below(mount, path).exists())
     }
 
-    /// Writes limits. What the kernel lacks and the pod can do without (swap accounting, huge pages) is
-    /// passed over and answered, for somebody to say so.
+    /// Writes limits. A limit that the kernel lacks and that the pod can do without (swap accounting, huge
+    /// pages) is skipped and returned, so that the caller can report it.
     pub fn apply(&self, path: &str, settings: &[Setting]) -> io::Result<Vec<String>> {
         let mut passed_over = Vec::new();
         for setting in settings {
@@ -281,8 +281,8 @@ impl Layout {
         }
     }
 
-    /// A group that systemd made is systemd's to end. What it leaves, or all where it does not answer, is
-    /// removed as any other.
+    /// Asks systemd to end a group that systemd made. The caller then removes the rest, or the whole group
+    /// if systemd does not answer.
     fn forget_scope(&self, path: &str) {
         if let Some(scope) = systemd::Scope::of(path)
             && let Err(error) = scope.stop(self)
@@ -313,7 +313,7 @@ impl Layout {
         fs::write(directory.join(file), value)
     }
 
-    /// How many processes of this group the kernel has killed for want of memory.
+    /// Number of processes in this group that the kernel's OOM killer has killed.
     pub fn oom_kills(&self, path: &str) -> u64 {
         let (file, key) = match self {
             Self::V1(_) => ("memory.oom_control", "oom_kill"),
@@ -510,7 +510,7 @@ mod tests {
         fs::write(group.join("cgroup.procs"), "11\n").unwrap();
         fs::write(group.join("exec/cgroup.procs"), "12\n0\n").unwrap();
         assert_eq!(layout.processes("/a/b"), [11, 12], "0 is a process of another namespace");
-        // What the kernel does not take is an error, or said if the pod can do without.
+        // A value that the kernel refuses is an error, or is returned if the pod can do without it.
         let gone = layout.apply("/no/such", &settings(&layout, &all_limits()));
         assert!(gone.unwrap_err().to_string().contains("cpu.weight"));
     }

@@ -195,7 +195,7 @@ impl BlobWriter<'_> {
         Ok(())
     }
 
-    /// What was written so far, from its beginning.
+    /// Opens the data written so far, from its beginning.
     pub(crate) fn reader(&self) -> Result<File, ImageError> {
         File::open(&self.path).map_err(ImageError::io("open", &self.path))
     }

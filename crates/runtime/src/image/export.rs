@@ -32,7 +32,7 @@ impl ImageView {
         match self.0.status(reference_or_id) {
             Ok(Some(record)) => return Ok(Some(record)),
             Ok(None) => {}
-            // What is no name may still be the beginning of an id.
+            // A text that is no valid name may still be the beginning of an id.
             Err(ImageError::BadReference { .. }) => {}
             Err(error) => return Err(error),
         }

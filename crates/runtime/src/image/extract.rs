@@ -31,7 +31,7 @@ const AUFS_NOTES: &[u8] = b".wh..wh.";
 const OPAQUE_XATTR: &[u8] = b"trusted.overlay.opaque";
 const MAX_XATTR: usize = 64 << 10;
 
-/// How much one layer may contain.
+/// Limits for the contents of one layer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes of the uncompressed archive.
@@ -46,7 +46,7 @@ impl Default for Limits {
     }
 }
 
-/// What a layer took.
+/// The size of an unpacked layer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Extracted {
     pub(crate) bytes: u64,

@@ -19,10 +19,10 @@ use super::extract::{Extracted, Limits, extract};
 use super::{Digest, ImageError};
 
 const TEMPORARY: &str = "tmp-";
-/// How much of an archive is unpacked at once.
+/// Number of bytes of an archive that are unpacked at once.
 const PIECE: usize = 128 << 10;
 
-/// What is known about an unpacked layer.
+/// The record of an unpacked layer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct LayerInfo {
     pub(crate) diff_id: Digest,
@@ -47,8 +47,8 @@ pub(crate) struct Staged {
 }
 
 impl LayerStore {
-    /// Opens the layers under `root`; what an interrupted run left half unpacked is removed. What cannot be removed
-    /// stays until the next start: it is not used.
+    /// Opens the layers under `root` and removes layers that an interrupted run left half unpacked. If
+    /// removing one fails, it stays unused until the next start.
     pub(crate) fn open(root: &Path) -> Result<Self, ImageError> {
         let dir = root.join("layers");
         ferrite_hostfs::private_dir(&dir).map_err(ImageError::io("create", &dir))?;

@@ -61,7 +61,7 @@ impl Reference {
         Self { version: Version::Digest(digest), ..self.clone() }
     }
 
-    /// Whether the image comes with the program and exists on no registry.
+    /// Returns true if the image is built in and exists on no registry.
     pub fn is_built_in(&self) -> bool {
         self.registry == BUILT_IN_REGISTRY
     }

@@ -29,7 +29,7 @@ pub struct ImageStore {
     pub(crate) layers: LayerStore,
     pub(crate) limits: Limits,
     index: Mutex<Index>,
-    /// Whether the archives layers were unpacked from are kept, to be exported as they came.
+    /// True if the store keeps the layers' archives, so that it can export them unchanged.
     pub(crate) keep_archives: bool,
     /// A view that others may change under us has none.
     _lock: Option<Flock<File>>,
@@ -56,14 +56,14 @@ pub struct ImageRecord {
     pub pinned: bool,
 }
 
-/// What a store takes of its filesystem.
+/// Disk usage of a store.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
     pub bytes: u64,
     pub inodes: u64,
 }
 
-/// What a garbage collection removed.
+/// The things that a garbage collection removed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Collected {
     pub layers: usize,
@@ -72,8 +72,8 @@ pub struct Collected {
 }
 
 impl ImageStore {
-    /// Opens the store under `root`, making it if needed. What an earlier run left unfinished is
-    /// cleaned up or kept to be continued.
+    /// Opens the store under `root`, making it if needed. Unfinished work of an earlier run is removed, or
+    /// kept to be continued.
     pub fn open(root: PathBuf) -> Result<Arc<Self>, ImageError> {
         Self::open_with(root, Limits::default())
     }
@@ -127,7 +127,7 @@ impl ImageStore {
         }))
     }
 
-    /// What is in the store now, whoever works on it. Only for reading.
+    /// Opens the store for reading only, even while another process uses it.
     pub(crate) fn look(root: PathBuf) -> Result<Self, ImageError> {
         let content = ContentStore::look(&root);
         let layers = LayerStore::look(&root);
@@ -288,7 +288,7 @@ impl ImageStore {
         Ok(collected)
     }
 
-    /// What blobs and layers take, from their records: nothing is walked.
+    /// Disk usage of blobs and layers, summed from their records without a walk of the disk.
     pub fn usage(&self) -> Result<Usage, ImageError> {
         let mut usage = Usage::default();
         for (_, info) in self.layers.all() {
@@ -432,7 +432,7 @@ fn lock(root: &Path, how: FlockArg) -> Result<Flock<File>, ImageError> {
     })
 }
 
-/// What [`ImageStore::record_image`] needs.
+/// Inputs of [`ImageStore::record_image`].
 pub(crate) struct NewImage {
     pub(crate) id: Digest,
     pub(crate) manifest: Option<Digest>,
@@ -466,7 +466,7 @@ impl Drop for Hold {
     }
 }
 
-/// What garbage collection must not touch besides what the index names.
+/// Objects that garbage collection must keep besides those in the index.
 #[derive(Debug, Default)]
 struct Leases {
     digests: HashMap<Digest, usize>,

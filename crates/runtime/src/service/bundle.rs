@@ -24,7 +24,7 @@ use crate::supervisor::protocol::PidNamespace;
 use crate::supervisor::sandbox::{NETNS, SHM, USERNS};
 use crate::sys;
 
-/// What we cannot do is refused: a container that silently lacks what it asked for is worse than none.
+/// Refuses unsupported settings: a container that silently lacks what it asked for is worse than none.
 fn refuse_unsupported(config: &ContainerConfig, map: Option<&IdMap>) -> Result<()> {
     let labelled =
         security_of(config).selinux_options.is_some_and(|options| options != SeLinuxOption::default());

@@ -22,7 +22,7 @@ use crate::supervisor::bundle::CONFIG;
 use crate::supervisor::protocol::{AttachedAtStart, Failure, Handler, Reply, Request, Start};
 use crate::{cgroup, sys};
 
-/// How long the kernel may take to end a killed container before the call gives up.
+/// Longest wait for the kernel to end a killed container.
 const KILL_PATIENCE: Duration = Duration::from_secs(30);
 
 impl From<SpecError> for Error {

@@ -84,7 +84,7 @@ pub(crate) struct Inner {
     index: Index,
     events: Events,
     tickets: Tickets,
-    /// What has been said about this machine and need not be said again.
+    /// Messages about this machine that were logged once and are not repeated.
     said: Mutex<BTreeSet<String>>,
     /// Every task of this runtime; they end with it.
     tasks: TaskTracker,
@@ -114,8 +114,8 @@ impl Runtime {
         Ok(Arc::new(Self { inner }))
     }
 
-    /// Makes a sandbox with one container in it and starts it, with whoever is to be attached from the
-    /// first byte on. What was made is removed again when any of it fails.
+    /// Makes a sandbox with one container and starts it, with `attach` connected from the first byte on.
+    /// Removes everything again when any step fails.
     pub async fn run_alone(
         &self,
         sandbox: PodSandboxConfig,

@@ -213,7 +213,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Whether the sandbox has its network from ours.
+    /// Returns true if our network plugin provides the sandbox's network.
     fn asks_network(&self, sandbox: &Sandbox) -> bool {
         !host_network(&sandbox.config) && self.config.extras.join_network.is_none()
     }

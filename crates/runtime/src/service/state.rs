@@ -1,4 +1,4 @@
-//! What the runtime holds in memory: sandboxes and containers, found by id.
+//! The runtime's state in memory: sandboxes and containers, found by id.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -102,7 +102,7 @@ impl From<Exit> for Ended {
     }
 }
 
-/// What a container's writable layer takes.
+/// Disk usage of a container's writable layer.
 #[derive(Debug, Clone, Copy)]
 pub struct LayerUsage {
     /// When it was counted.

@@ -97,7 +97,8 @@ fn parse(name: &str) -> Result<u32, SpecError> {
     number(name).ok_or_else(|| SpecError::Capability(name.to_owned()))
 }
 
-/// Privileged means all; otherwise `ALL` is looked at first, then single names win over it.
+/// The capabilities of a container. Privileged means all; otherwise `ALL` applies first, then single names
+/// override it.
 pub fn capabilities(security: &LinuxContainerSecurityContext) -> Result<Sets, SpecError> {
     let all = || (0..NAMES.len() as u32).collect::<BTreeSet<_>>();
     if security.privileged {

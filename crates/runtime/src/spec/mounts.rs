@@ -1,4 +1,4 @@
-//! What is mounted in a container, and in which order.
+//! The mounts of a container, in order.
 
 use std::path::{Path, PathBuf};
 
@@ -68,7 +68,7 @@ fn clean(path: &str) -> PathBuf {
     Path::new(path).components().collect()
 }
 
-/// Whether a mount is of an image's files rather than the host's.
+/// Returns true if the mount's source is an image and not a path of the host.
 pub fn is_image(mount: &CriMount) -> bool {
     mount.image.as_ref().is_some_and(|image| !image.image.is_empty())
 }

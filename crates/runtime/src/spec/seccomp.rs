@@ -364,7 +364,7 @@ mod tests {
         assert!(matches!(parse_profile(b"{}"), Err(SpecError::Seccomp(_))));
     }
 
-    /// What a program answers, by the kernel's rules for the instructions the compiler uses.
+    /// The result of a program, by the kernel's rules for the instructions that the compiler uses.
     fn answer(program: &[u8], architecture: u32, number: u32, args: [u64; 6]) -> u32 {
         let mut data = Vec::new();
         data.extend(number.to_le_bytes());

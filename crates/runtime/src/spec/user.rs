@@ -1,8 +1,8 @@
-//! Who a container's process is: numbers from names, by the image's own passwd and group files.
+//! Resolves the user and groups of a container's process with the image's own passwd and group files.
 
 use super::SpecError;
 
-/// What the pod and the image say about the user.
+/// The user settings of the pod and the image.
 #[derive(Debug, Clone, Default)]
 pub struct IdentityRequest<'a> {
     /// `user[:group]` of the image.

@@ -1,4 +1,4 @@
-//! What happens between fork and exec, for containers and for execs.
+//! The code between fork and exec, for containers and for execs.
 //!
 //! The supervisor is single-threaded, so its forked child may allocate and read files. Parsing happens
 //! here, on memory that goes away with the exec, so that the supervisor itself stays small.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// What could not be done and why.
+/// A failed step and its cause.
 #[derive(Debug)]
 pub struct SetupError(String);
 

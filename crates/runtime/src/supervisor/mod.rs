@@ -27,10 +27,10 @@ pub(crate) use sandbox::Setup;
 /// The name under which the binary is started as a supervisor (`argv[0]`).
 pub const NAME: &str = "ferrite-supervisor";
 
-/// What a supervisor prints once it listens.
+/// A supervisor prints this once it listens.
 pub(crate) const READY: &str = "ready\n";
 
-/// What makes the binary the process supervisors are forked from.
+/// The argument that makes the binary the spawner, which forks supervisors.
 pub(crate) const SPAWN: &str = "--spawn";
 
 /// Room kept in the command line for a supervisor's directory.

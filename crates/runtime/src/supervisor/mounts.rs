@@ -50,7 +50,8 @@ pub fn enter_root(
         }
     }
     let root = overlay::mount_root(bundle, user)?;
-    // What the kernel tells comes first and is masked at once: a volume that is mounted later may hide a path to it.
+    // The kernel's own file systems come first and are masked at once: a later volume may hide a path to
+    // them.
     let is_guarded = |entry: &Mount| Guarded::of(entry).is_some();
     for entry in mounts.iter().filter(|entry| is_guarded(entry)) {
         mount_kernel(root.as_fd(), entry, cgroups, spec, user)

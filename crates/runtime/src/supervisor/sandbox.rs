@@ -45,7 +45,7 @@ pub struct Setup {
     /// The IPC namespace to join instead of making one.
     #[serde(default)]
     pub join_ipc: Option<PathBuf>,
-    /// What to run when a container has ended.
+    /// The command to run when a container has ended.
     #[serde(default)]
     pub on_exit: Vec<String>,
     /// Size of the shared memory in bytes.
@@ -70,7 +70,7 @@ pub const NETNS: &str = "netns";
 pub const USERNS: &str = "userns";
 /// Where the pod's shared memory is mounted, below the run directory.
 pub const SHM: &str = "shm";
-/// Who the supervisor is: process number and start time.
+/// File with the supervisor's process number and start time.
 pub const IDENTITY: &str = "supervisor";
 /// An empty directory to stand on.
 const EMPTY: &str = "empty";

@@ -1,7 +1,7 @@
 //! A pod's user namespace.
 //!
 //! File systems are mounted before the container's process joins it: as the host's root, with identities
-//! mapped mount by mount. What is made for the container on the way must therefore be given to the host's
+//! mapped mount by mount. Files made for the container in this phase must therefore belong to the host
 //! numbers of its users.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

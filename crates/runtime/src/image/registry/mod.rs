@@ -24,7 +24,7 @@ const ACCEPTED: &str = "application/vnd.oci.image.index.v1+json, application/vnd
 pub(super) const MAX_MANIFEST: u64 = 4 * 1048 * 1048;
 /// Largest answer of a token server, and most of an error that is read.
 const MAX_ANSWER: u64 = 1 << 20;
-/// What we call ourselves to a token server.
+/// Our client id at token servers.
 const CLIENT_ID: &str = "ferrite";
 /// A token is renewed this long before it ends.
 const MARGIN: Duration = Duration::from_secs(5);
@@ -36,13 +36,13 @@ pub(super) struct Registry {
     base: String,
     auth: Auth,
     reference: Reference,
-    /// What requests carry, and until when.
+    /// The `Authorization` header of requests, and its expiry.
     credential: Mutex<Option<(HeaderValue, Option<Instant>)>>,
 }
 
 /// A blob's bytes to come.
 pub(super) struct Blob {
-    /// Whether they begin where we asked, and not at the blob's beginning.
+    /// True if the data begins at the requested offset, false if it begins at the blob's start.
     pub(super) partial: bool,
     body: Response,
 }

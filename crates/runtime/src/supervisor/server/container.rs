@@ -8,7 +8,7 @@ use crate::supervisor::log::{LineSplitter, LogFile, timestamp};
 use crate::supervisor::protocol::{AttachedAtStart, Exit, Failure, PidNamespace};
 use crate::sys;
 
-/// How much is read from a container at once.
+/// Number of bytes to read from a container at once.
 const CHUNK: usize = 16 * 1024;
 
 /// One of a container's output pipes, or its terminal.
@@ -180,7 +180,7 @@ impl Container {
         }
     }
 
-    /// Whether somebody attached must take output of this stream before more is read.
+    /// Returns true if an attached client must take output of this stream before we read more.
     pub(super) fn held_back(&self, stream: u8) -> bool {
         self.attached.iter().any(|attached| attached.behind(stream).is_some())
     }
@@ -191,7 +191,7 @@ impl Container {
     }
 
     pub(super) fn finish_output(&mut self) {
-        // What is in the pipes when the last process is gone is bounded by their size.
+        // The size of the pipes limits the output left after the last process.
         for stream in [1, 2] {
             self.read_output(stream, 1024);
         }

@@ -187,7 +187,7 @@ impl Server {
         let forked = forked.map_err(|error| {
             self.cgroups.remove_if_empty(&group);
             match error.raw_os_error() {
-                // The namespace's first process has ended; we have not been told yet.
+                // The namespace's first process has ended, but its exit has not reached us yet.
                 Some(libc::ENOMEM | libc::ENOENT | libc::ESRCH) => {
                     (Failure::NotRunning, format!("container {id} is not running"))
                 }
