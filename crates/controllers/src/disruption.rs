@@ -123,7 +123,8 @@ fn controller(metadata: &ObjectMeta) -> Option<&OwnerReference> {
 }
 
 impl Workloads {
-    /// How many pods the workloads of these pods want together. Pods of nobody count as themselves.
+    /// Sum of the replicas that the workloads of these pods want. Pods without a controller count as
+    /// themselves.
     fn expected(&self, pods: &[Arc<Pod>]) -> Result<i32, String> {
         let mut wanted: HashMap<String, i32> = HashMap::new();
         for pod in pods {
@@ -180,7 +181,7 @@ async fn write(
     let api: Api<PodDisruptionBudget> = Api::namespaced(client.clone(), &key.namespace);
     match api.replace_status(&key.name, &PostParams::default(), budget).await {
         Ok(_) => Ok(None),
-        // What has changed wakes us again.
+        // A change of the object triggers another sync.
         Err(error) if is_not_found(&error) || is_conflict(&error) => Ok(None),
         Err(error) => Err(error).during(|| format!("write the status of budget {key}")),
     }

@@ -18,7 +18,7 @@ use crate::error::{During, SyncError};
 
 const NAME: &str = "namespace-controller";
 const FINALIZER: &str = "kubernetes";
-/// How long pods usually take to stop, when they do not say.
+/// Usual time that pods take to stop, if they set none.
 const DEFAULT_GRACE: i64 = 30;
 
 pub(crate) fn is_active(namespace: &Namespace) -> bool {
@@ -85,14 +85,14 @@ async fn sync(client: &Client, known: &Namespace) -> Result<Option<Duration>, Sy
     finalize(client, namespace).await
 }
 
-/// What deleting everything left behind.
+/// Objects that remain after deleting everything.
 #[derive(Debug, Default)]
 struct Content {
     discovery_failure: Option<String>,
     failures: Vec<String>,
-    /// How many of each resource remain, as `pods.` or `deployments.apps`.
+    /// Number of remaining objects of each resource, as `pods.` or `deployments.apps`.
     remaining: BTreeMap<String, usize>,
-    /// How many of the remaining have each finalizer.
+    /// Number of remaining objects with each finalizer.
     finalizers: BTreeMap<String, usize>,
     /// Longest time the remaining are expected to take, in seconds.
     estimate: i64,

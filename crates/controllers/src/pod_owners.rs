@@ -31,7 +31,7 @@ pub(crate) trait PodOwner: Revisioned {
 
     fn min_ready_seconds(&self) -> i32;
 
-    /// Whether changes of several pods may be acted on together.
+    /// Returns true if one sync may handle changes of several pods together.
     fn joins_changes(&self) -> bool;
 }
 

@@ -34,7 +34,7 @@ const NAME: &str = "horizontal-pod-autoscaler-controller";
 /// The name that upstream's events carry.
 const COMPONENT: &str = "horizontal-pod-autoscaler";
 
-/// What the controller remembers of one autoscaler.
+/// The controller's state for one autoscaler.
 #[derive(Debug)]
 struct Known {
     history: History,
@@ -77,7 +77,7 @@ pub(crate) fn start(context: &Context) {
         });
 }
 
-/// A sync never fails: its problems are told in conditions and events, and it is made again in any case.
+/// A sync never fails: it reports problems in conditions and events, and runs again in any case.
 #[derive(Debug, thiserror::Error)]
 enum NoError {}
 

@@ -34,7 +34,7 @@ pub struct AutoscalingConfig {
     pub cpu_initialization_period: Duration,
     /// Changes of readiness so soon after the start are part of the start.
     pub initial_readiness_delay: Duration,
-    /// Autoscalers looked at at once.
+    /// Number of autoscalers synced in parallel.
     pub workers: usize,
 }
 

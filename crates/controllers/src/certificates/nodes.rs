@@ -23,7 +23,7 @@ use crate::error::SyncError;
 
 const NAME: &str = "node-certificate-approving-controller";
 
-/// What nodes may be certified as.
+/// Limits for the certificates of nodes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeCertificates {
     /// Users that parts of a node act as. Each has the rights of its part and no more.

@@ -1,5 +1,5 @@
-//! How soon a failed daemon pod may be deleted, which lets a new one come: a pod that fails each time must not be
-//! replaced without end.
+//! Backoff for deleting failed daemon pods. A deletion lets a new pod come; a pod that fails each time must
+//! not be replaced without end.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};

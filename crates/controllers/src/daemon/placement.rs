@@ -28,7 +28,7 @@ const TOLERATED: &[(&str, &str)] = &[
 /// The taint that daemon pods of the node's network tolerate too: they may be what sets the network up.
 const TOLERATED_ON_HOST_NETWORK: (&str, &str) = ("node.kubernetes.io/network-unavailable", NO_SCHEDULE);
 
-/// What becomes of a DaemonSet's pod on a node.
+/// The decision about a DaemonSet's pod on a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Placement {
     /// A pod should run there.

@@ -13,7 +13,7 @@ fn total(sizes: &[Size]) -> i32 {
     sizes.iter().map(|size| size.spec).fold(0, i32::saturating_add)
 }
 
-/// How large the new ReplicaSet may be now, in a rolling update.
+/// The size that a rolling update allows for the new ReplicaSet now.
 pub(super) fn grown(wanted: i32, bounds: Bounds, new: i32, all_specs: i32) -> i32 {
     if new >= wanted {
         return wanted;
@@ -22,8 +22,8 @@ pub(super) fn grown(wanted: i32, bounds: Bounds, new: i32, all_specs: i32) -> i3
     if room <= 0 { new } else { new + room.min(wanted - new) }
 }
 
-/// How large the old ReplicaSets, oldest first, should be now. Pods that are not available anyway go first, then as
-/// many as availability allows.
+/// The sizes that the old ReplicaSets, oldest first, should have now. Unavailable pods go first, then as
+/// many others as availability allows.
 pub(super) fn shrunk(wanted: i32, bounds: Bounds, new: Size, old: &[Size]) -> Vec<i32> {
     let mut sizes: Vec<i32> = old.iter().map(|size| size.spec).collect();
     let least = wanted - bounds.max_unavailable;

@@ -1,4 +1,4 @@
-//! What a Deployment reports, and when it is complete, progressing or stuck.
+//! The status of a Deployment, and the decision if it is complete, progressing or stuck.
 
 use std::time::Duration;
 
@@ -108,7 +108,7 @@ pub(super) fn calculate(
     status
 }
 
-/// Whether every pod runs the present template and is available.
+/// Returns true if every pod runs the current template and is available.
 pub(super) fn is_complete(deployment: &Deployment, status: &DeploymentStatus) -> bool {
     let wanted = replicas(deployment);
     status.updated_replicas.unwrap_or(0) == wanted

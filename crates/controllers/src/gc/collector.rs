@@ -33,7 +33,7 @@ const PAGES: [&str; 2] =
 /// Resources that are never collected: events go by their age.
 const IGNORED: &[(&str, &str)] = &[("", "events"), ("events.k8s.io", "events")];
 
-/// How long a discovery that failed waits.
+/// Delay before a failed discovery is repeated.
 const REDISCOVER: Duration = Duration::from_secs(5);
 
 type Metadata = PartialObjectMeta<DynamicObject>;
@@ -331,7 +331,8 @@ impl Collector {
         Ok(None)
     }
 
-    /// `None` if it cannot be told: a cluster-scoped object cannot have an owner in a namespace.
+    /// The state of an owner. `None` if it is unknowable: a cluster-scoped object cannot have an owner in a
+    /// namespace.
     async fn state_of(
         &self,
         reference: &OwnerReference,

@@ -103,7 +103,7 @@ enum Step {
     Give(Vec<Cidr>),
 }
 
-/// What a node has already. A text that is no range occupies nothing.
+/// The ranges that a node has already. An invalid text occupies nothing.
 fn pod_cidrs(node: &Node) -> Vec<Cidr> {
     let Some(spec) = &node.spec else { return Vec::new() };
     let all = spec.pod_cidrs.as_deref().unwrap_or_default();

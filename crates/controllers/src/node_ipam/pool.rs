@@ -127,10 +127,10 @@ impl Range {
 pub(super) struct Pool {
     ranges: Vec<Range>,
     first: Option<String>,
-    /// What a node has, or is about to get: a retry gives it the same.
+    /// The ranges that a node has, or is about to get: a retry gives it the same.
     held: BTreeMap<String, Vec<Cidr>>,
-    /// What nodes had that are gone. A node that comes back, as a deleted object of a node that lives does, has pods with
-    /// addresses of it.
+    /// The ranges of deleted nodes. If only the Node object was deleted while the node lives, its pods
+    /// still have addresses from them; the node gets them back when it returns.
     last: BTreeMap<String, Vec<Cidr>>,
     /// Nodes that found no CIDR left.
     waiting: BTreeSet<String>,

@@ -1,4 +1,5 @@
-//! How fast silent nodes may lose their pods: slowly, and not at all when it is probably we who are cut off.
+//! Limits the rate at which silent nodes lose their pods: slow, and zero when probably our own network is
+//! cut off.
 
 use std::collections::BTreeMap;
 

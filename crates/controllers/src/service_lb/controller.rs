@@ -238,7 +238,7 @@ impl Balancer {
         services.sort_by_key(|service| service.metadata.creation_timestamp.as_ref().map(|time| time.0));
         let mut held = Ports::default();
         for service in services {
-            // One that lost is told in its own turn.
+            // A Service that loses gets its error when it is synced itself.
             let _ = held.claim(&ObjectKey::of(&*service), &ports(&service));
         }
         held

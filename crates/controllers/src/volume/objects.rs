@@ -1,4 +1,4 @@
-//! What claims, volumes and classes say, in one place: annotations, classes, sizes, references.
+//! Accessors for claims, volumes and classes: annotations, classes, sizes, references.
 
 use std::collections::BTreeMap;
 

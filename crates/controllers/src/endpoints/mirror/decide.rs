@@ -30,7 +30,7 @@ type PortsKey = Vec<PortKey>;
 /// Addresses by the text of the address.
 type Wanted = BTreeMap<(&'static str, PortsKey), BTreeMap<String, Endpoint>>;
 
-/// What to write and to tell.
+/// The slices to write, and the problems to report in events.
 #[derive(Debug, Default)]
 pub(super) struct Plan {
     pub(super) create: Vec<EndpointSlice>,
@@ -207,7 +207,7 @@ fn slice(endpoints: &Endpoints, family: &str, ports: &[PortKey], members: Vec<En
     }
 }
 
-/// Whether the slice says what `made` would. Ports are known to be the same.
+/// Returns true if the slice has the same content as `made`. The caller has compared the ports.
 fn is_same(present: &EndpointSlice, made: &EndpointSlice) -> bool {
     let members = |slice: &EndpointSlice| {
         let mut members = slice.endpoints.clone().unwrap_or_default();

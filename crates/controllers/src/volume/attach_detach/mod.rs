@@ -58,7 +58,7 @@ struct AttachDetach {
     patient: bool,
     /// Since when volumes of each node are wanted by nobody.
     unwanted: Mutex<BTreeMap<String, BTreeMap<String, Timestamp>>>,
-    /// What was said last of a volume of a node: it is not said again.
+    /// The last message about a volume of a node, so that it is not repeated.
     said: Mutex<BTreeMap<(String, String), String>>,
 }
 
@@ -128,7 +128,7 @@ pub(crate) fn start(context: &Context) {
         .run_with(controller.clone(), |controller, key| async move { controller.sync(&key.name).await });
 }
 
-/// What of a node matters here.
+/// The facts of a node that matter here.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Facts {
     /// Its kubelet leaves attaching to this controller.
@@ -223,12 +223,13 @@ impl AttachDetach {
         Ok(decision.wake)
     }
 
-    /// What is known of the node, and which pods want which volumes. Nothing for a node that is none of ours.
+    /// The state of the node, and the pods that want each volume. `None` for a node that this controller
+    /// does not manage.
     fn look(&self, node: &str) -> (Option<NodeState>, BTreeMap<String, Vec<Arc<Pod>>>) {
         let object = self.nodes.get(&ObjectKey::cluster(node));
         let facts = object.as_deref().map(facts).unwrap_or_default();
         let mut attachments = BTreeMap::new();
-        // What others attach is theirs to detach.
+        // Only its own attachments: others detach theirs.
         let attached = self.attachments.by_index(ATTACHMENTS_BY_NODE, node);
         for one in attached.iter().filter(|one| is_attachment_name(name(&one.metadata))) {
             let volume = one.spec.source.persistent_volume_name.as_deref().unwrap_or_default();

@@ -38,7 +38,7 @@ const BY_VOLUME: &str = "volume";
 /// Index of claims that are not bound yet by their class.
 const UNBOUND: &str = "unbound";
 
-/// What the controller works on.
+/// An object to sync.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Key {
     Claim(ObjectKey),
@@ -241,7 +241,7 @@ impl Binder {
         }
     }
 
-    /// What a claim says that waits for its first pod.
+    /// The event of a claim that waits for its first pod.
     fn waiting_for(&self, key: &ObjectKey) -> (&'static str, String) {
         let pods = self.pods.by_index(PODS_BY_CLAIM, &key.to_string());
         let unscheduled = |pod: &Pod| {

@@ -15,7 +15,7 @@ use crate::volume::objects::{
 /// Provisioners of this prefix were built into upstream's controller manager; there is nobody to wait for.
 const IN_TREE: &str = "kubernetes.io/";
 
-/// What is known when a claim is decided on.
+/// Inputs for deciding about a claim.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ClaimView<'a> {
     /// The volume that the claim names.
@@ -150,7 +150,7 @@ pub(crate) enum VolumeStep {
     Reclaim(Reclaim),
 }
 
-/// What becomes of a volume without a claim.
+/// The action for a volume without a claim.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Reclaim {
     /// It stays as it is, or whoever made it deletes it.

@@ -1,4 +1,4 @@
-//! What the provisioner does about a claim, a volume and a node.
+//! Decides the provisioner's actions for a claim, a volume and a node.
 
 use std::collections::BTreeSet;
 
