@@ -1,7 +1,7 @@
 //! Published ports: a process that passes connections on to a container.
 //!
-//! Ports are taken by whoever starts the container, before it runs. The process gets them as open
-//! descriptors, ends when it is told, and ends with the container's supervisor.
+//! The process that starts the container opens the ports before it runs. The proxy gets them as open
+//! descriptors. It ends on request, and with the container's supervisor.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};

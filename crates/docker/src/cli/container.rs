@@ -1,4 +1,4 @@
-//! What is done to containers that exist.
+//! Commands for existing containers.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};

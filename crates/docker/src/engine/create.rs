@@ -15,7 +15,7 @@ use crate::units;
 /// Less than this no program starts in.
 const MIN_MEMORY: i64 = 4 << 20;
 
-/// What a container is to be. Where `config` is silent the image speaks.
+/// The description of a container to make. The image supplies what `config` leaves empty.
 #[derive(Debug, Clone, Default)]
 pub struct CreateRequest {
     /// Empty for a generated one.
@@ -272,7 +272,7 @@ impl Engine {
             let known = mounts.iter().any(|mount| mount.destination == destination)
                 || container.host.tmpfs.contains_key(&destination);
             if known {
-                // What the user said goes before the image's; said twice it is a mistake.
+                // The user's mounts go before the image's; a destination given twice is an error.
                 if wanted.source.is_empty() {
                     continue;
                 }

@@ -14,7 +14,7 @@ pub(super) fn namespaces(host: &HostConfig) -> v1::NamespaceOption {
     let network = if host.network == "host" { Node } else { Pod };
     let pid = match host.pid.as_str() {
         "host" => Node,
-        // The runtime is told which one.
+        // `Extras` names the container to the runtime.
         other if other.starts_with("container:") => Pod,
         // A first process that reaps, and the program below it.
         _ if host.init => Pod,
@@ -121,7 +121,7 @@ fn rlimit(name: &str) -> Option<PosixRlimitType> {
     })
 }
 
-/// What CRI has no words for.
+/// Applies the settings that CRI cannot express.
 pub(super) fn adjust(spec: &mut Spec, host: &HostConfig) {
     if let Some(process) = spec.process_mut() {
         let amount = |value: i64| u64::try_from(value).unwrap_or(u64::MAX);

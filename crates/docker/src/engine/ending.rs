@@ -1,4 +1,4 @@
-//! What follows a container's end.
+//! Actions after a container's end.
 
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -81,11 +81,11 @@ impl Engine {
         Ok(())
     }
 
-    /// What a container's supervisor has us do when the container has ended: settle it, and start it again
-    /// if its policy says so.
+    /// A container's supervisor runs this when the container has ended: updates its record, and starts it
+    /// again if its policy says so.
     pub async fn ended(&self, id: &str) -> Result<()> {
         let followed = self.follow_end(id).await;
-        // Whoever removed the container may have found this very process still in its supervisor's group.
+        // A process that removed the container may have found this process still in its supervisor's group.
         self.clear_groups();
         followed
     }

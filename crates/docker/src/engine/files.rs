@@ -60,7 +60,7 @@ impl Engine {
         })
     }
 
-    /// What a path of the container is: a directory, something else, or nothing.
+    /// The type of a path in the container: `true` for a directory, `None` if it does not exist.
     pub fn stat(&self, name: &str, path: &str) -> Result<Option<bool>> {
         let view = self.find(name)?;
         let (root, path) = (self.root(&view)?, absolute(path));
@@ -97,14 +97,14 @@ impl Engine {
         .map_err(EngineError::io("export container"))
     }
 
-    /// What the container has written, compared with its image.
+    /// The container's changes compared with its image.
     pub fn changes(&self, name: &str) -> Result<Vec<Change>> {
         let view = self.find(name)?;
         let upper = self.directory(&view.container.id).join(LAYER).join("upper");
         compare(&upper, &view.container.lowers).map_err(EngineError::io("compare the container's files"))
     }
 
-    /// What the container has written, in bytes.
+    /// Bytes that the container has written.
     pub fn written(&self, id: &str) -> u64 {
         let upper = self.directory(id).join(LAYER).join("upper");
         ferrite_hostfs::usage(&upper, MAX_ENTRIES).unwrap_or_default().content
@@ -187,7 +187,7 @@ fn is_whiteout(stat: &FileStat) -> bool {
     stat.st_mode & libc::S_IFMT == libc::S_IFCHR && stat.st_rdev == 0
 }
 
-/// What a writable layer changes of the layers below it, by path.
+/// The changes that a writable layer makes to the layers below it, by path.
 fn compare(upper: &Path, lowers: &[PathBuf]) -> io::Result<Vec<Change>> {
     let root = match Dir::open(upper) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),

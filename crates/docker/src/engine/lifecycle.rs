@@ -9,9 +9,9 @@ use super::{Engine, EngineError, Result, View};
 use crate::names;
 use crate::record::{Container, LOST, Lock, Status};
 
-/// How long a container may take to end after SIGTERM, unless somebody says otherwise.
+/// Seconds between SIGTERM and SIGKILL by default.
 const GRACE: u64 = 10;
-/// How long the kernel may take to end a killed container.
+/// Longest wait for the kernel to end a killed container.
 const KILL_PATIENCE: Duration = Duration::from_secs(30);
 
 impl Engine {
@@ -43,7 +43,7 @@ impl Engine {
         Ok((view, task))
     }
 
-    /// Asks a container to end, and makes it after so many seconds (negative: waits for ever).
+    /// Asks a container to end, and kills it after `seconds` seconds (negative: waits for ever).
     pub async fn stop(&self, name: &str, seconds: Option<i64>) -> Result<()> {
         let id = self.find(name)?.container.id;
         let (view, task) = self.will_end(&id).await?;

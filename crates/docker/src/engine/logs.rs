@@ -62,7 +62,7 @@ impl LogReader {
         Ok(Self { path: directory.join(LOG), engine, id, position: 0, watch })
     }
 
-    /// What has been added since the last call.
+    /// The lines added since the last call.
     pub fn available(&mut self) -> io::Result<Vec<LogLine>> {
         read_from(&self.path, &mut self.position)
     }

@@ -16,7 +16,7 @@ use super::{Engine, EngineError, Result, blocking};
 use crate::record::{self, Container, Joined, Lock};
 
 const MTU: u32 = 1500;
-/// What [`Engine::subnet`] chose is kept here.
+/// File with the result of [`Engine::subnet`].
 const SUBNET: &str = "subnet";
 
 /// The ranges docker tries, in its order.
@@ -100,7 +100,8 @@ impl Engine {
     /// Opens a network's bridge for one change.
     pub(super) async fn bridge(&self, turn: &Lock, network: &Network) -> Result<Arc<Bridge>> {
         if !network.is_predefined() && !forwarding() {
-            // Whoever turns forwarding on turns it off when it goes. The default network never goes.
+            // The bridge that turns forwarding on turns it off when it goes. The default network never
+            // goes.
             Box::pin(self.open_bridge(turn, &self.default_network())).await?;
         }
         Box::pin(self.open_bridge(turn, network)).await

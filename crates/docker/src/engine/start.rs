@@ -318,8 +318,8 @@ impl Engine {
         Ok((task, listeners))
     }
 
-    /// What the container shares with others, which must run for it. What they share with the host the
-    /// container does too.
+    /// The namespaces that the container shares with others, which must be running. Namespaces that they
+    /// share with the host are shared with the container, too.
     fn share(&self, container: &mut Container) -> Result<Shared> {
         let running = |what: &str, target: &str| -> Result<(Container, Task)> {
             let target = self.find(target)?;

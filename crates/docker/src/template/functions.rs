@@ -1,4 +1,4 @@
-//! What templates can call, and how values are printed.
+//! Functions of templates, and the printing of values.
 
 use std::fmt::Write as _;
 
