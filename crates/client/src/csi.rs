@@ -1,4 +1,5 @@
-//! What the attach-detach controller, kubelets and CSI drivers agree on: the names of attachments and of volumes.
+//! Names shared by the attach-detach controller, kubelets and CSI drivers: those of attachments and of
+//! volumes.
 
 use k8s_openapi::api::storage::v1::CSIDriver;
 use ring::digest::{SHA256, digest};

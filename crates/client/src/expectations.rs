@@ -1,4 +1,4 @@
-//! What a controller has asked for and not yet seen come back through its watch.
+//! The changes that a controller has requested and not yet seen through its watch.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -40,7 +40,7 @@ impl Expectations {
         self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether everything asked for on behalf of `owner` was seen, or was asked too long ago, or nothing was asked.
+    /// Returns true if every change requested for `owner` was seen or has expired, or none was requested.
     pub fn satisfied(&self, owner: &ObjectKey) -> bool {
         self.lock().get(owner).is_none_or(|record| {
             (record.creations <= 0 && record.deletions.is_empty()) || record.since.elapsed() > EXPIRY

@@ -1,4 +1,4 @@
-//! What the local-path provisioner and the kubelets agree on.
+//! The protocol between the local-path provisioner and the kubelets.
 //!
 //! The provisioner runs in the control plane and never touches a disk; a kubelet touches its own disk and writes no object
 //! but its own Node. They speak through annotations of that Node: the kubelet publishes its directory, the provisioner

@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 use crate::{Api, message_of};
 
-/// How long verdicts are believed.
+/// Lifetimes of cached verdicts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lifetimes {
     /// Of a token, known or unknown.
@@ -34,7 +34,7 @@ impl Default for Lifetimes {
     }
 }
 
-/// Verdicts that are remembered. Whoever makes up more callers only makes the server forget sooner.
+/// Most cached verdicts. A client that invents more callers only makes the cache forget sooner.
 const MOST: usize = 1024;
 
 /// The SHA-256 of what a verdict is about. Neither tokens nor long lists of groups are kept.

@@ -125,7 +125,8 @@ async fn write_all(client: Client, mut occurrences: mpsc::Receiver<Occurrence>) 
     }
 }
 
-/// Whether an event was refused for a reason that is nobody's fault: its namespace is being deleted or is gone.
+/// Returns true if the refusal of an event needs no warning: for example, its namespace is being deleted or
+/// is gone.
 fn is_expected(error: &kube::Error) -> bool {
     is_namespace_terminating(error) || is_not_found(error) || is_already_exists(error)
 }
