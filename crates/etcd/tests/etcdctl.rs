@@ -111,7 +111,7 @@ async fn put_get_and_del() {
     let keys = |out: &str| out.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
     let listed = etcd.ok(&["get", "/a/", "--prefix", "--keys-only"]).await;
     assert_eq!(listed, "/a/1\n\n/a/2\n\n/a/3\n\n");
-    // What is asked for, and the keys in the order of the answer.
+    // The arguments, and the keys in the order of the response.
     let rows: [(&[&str], &[&str]); 8] = [
         (&["/a/", "--prefix", "--limit=2"], &["/a/1", "/a/2"]),
         (&["/a/", "--prefix", "--sort-by=KEY", "--order=DESCEND"], &["/a/3", "/a/2", "/a/1"]),

@@ -33,9 +33,9 @@ pub struct EtcdOptions {
     pub servers: Vec<String>,
     pub tls: Option<TlsFiles>,
     pub layout: Layout,
-    /// How often old revisions of the cluster are given up, as upstream's API server does; none for never.
+    /// Interval between compactions of the cluster, as upstream's API server does them; `None` for never.
     pub compact_every: Option<Duration>,
-    /// How long a request and the first listing may take.
+    /// Time limit of a request and of the first listing.
     pub timeout: Duration,
 }
 

@@ -20,7 +20,7 @@ const PAGE: i64 = 2000;
 /// Before a member is asked again after a failure.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// How far the replica is.
+/// The progress of the replica.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Progress {
     pub listed: bool,

@@ -266,7 +266,7 @@ fn padded(mut page: Vec<u8>, pages: u64) -> Vec<u8> {
     page
 }
 
-/// How etcd writes a revision: the transaction, and the number of the change within it.
+/// A revision in etcd's format: the transaction, and the number of the change within it.
 fn revision_key(main: u64, sub: u64) -> Vec<u8> {
     let mut key = main.to_be_bytes().to_vec();
     key.push(b'_');

@@ -82,7 +82,7 @@ impl Keys {
         }
     }
 
-    /// What all of them begin with.
+    /// The common prefix of all keys.
     pub fn common_prefix(&self) -> &[u8] {
         match self {
             Self::One(key) => key,

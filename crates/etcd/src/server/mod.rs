@@ -31,7 +31,7 @@ use tower::Service as _;
 
 /// Connections served at once; more wait in the kernel's queue.
 const MAX_CONNECTIONS: usize = 256;
-/// What a client has for its part of the TLS handshake: until then it takes the place of another.
+/// Time limit of the TLS handshake: until then the client occupies a connection slot.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// After a connection that could not be taken.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -112,7 +112,8 @@ impl Service {
         }
     }
 
-    /// Serves every connection `next` gives, so many at once, until the service is stopped.
+    /// Serves every connection that `next` returns, `MAX_CONNECTIONS` at once, until the service is
+    /// stopped.
     async fn accept<S, N, F>(&self, next: impl Fn() -> N, connect: impl Fn(Self, S) -> F)
     where
         N: Future<Output = io::Result<S>>,
