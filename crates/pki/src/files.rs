@@ -27,7 +27,7 @@ pub enum PkiError {
     CipherSuite { name: String, known: String },
 }
 
-/// What all servers of a cluster have in common: names of files in the directory, and their content.
+/// The keys that all servers of a cluster share: names of files in the directory, and their content.
 pub type SharedKeys = BTreeMap<String, String>;
 
 /// The files of [`SharedKeys`]. The authority's certificate is the last: a directory with it is complete.
@@ -134,7 +134,8 @@ impl ClusterPki {
 /// A certificate with less time left than this is asked for again.
 const RENEWED: i64 = LIFETIME.whole_seconds() / 3;
 
-/// Whether a certificate is of this authority, for this subject, and has more than so many seconds left.
+/// Returns true if this authority issued the certificate for this subject, and more than `seconds` seconds
+/// are left.
 fn is_current(identity: &Identity, subject: &Subject, ca: &str, seconds: i64) -> bool {
     let Ok((_, pem)) = x509_parser::pem::parse_x509_pem(identity.certificate.as_bytes()) else {
         return false;

@@ -13,7 +13,7 @@ use x509_parser::certification_request::X509CertificationRequest;
 use x509_parser::extensions::{GeneralName, ParsedExtension};
 use x509_parser::prelude::FromDer;
 
-/// What a request wants certified.
+/// The contents of a certificate signing request.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Request {
     pub common_name: String,
@@ -21,7 +21,7 @@ pub struct Request {
     pub dns_names: Vec<String>,
     /// The addresses of IP it names.
     pub addresses: Vec<IpAddr>,
-    /// Whether it names anything else: mail addresses, URIs.
+    /// True if it names anything else: mail addresses, URIs.
     pub other_names: bool,
 }
 

@@ -17,8 +17,8 @@ use std::sync::Arc;
 use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-/// How a server meets its clients: the handshake, and the authorities that their certificates are verified against
-/// afterwards. Both travel together, because the handshake alone proves no identity.
+/// The TLS settings of a server: the handshake, and the authorities that client certificates are verified
+/// against afterwards. Both travel together, because the handshake alone proves no identity.
 #[derive(Debug, Clone)]
 pub struct ServerTls {
     pub config: Arc<ServerConfig>,
