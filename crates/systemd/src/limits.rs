@@ -1,4 +1,4 @@
-//! What a unit is limited to, in systemd's words.
+//! The limits of a unit, as systemd's properties.
 
 use crate::wire::{Property, Value};
 
@@ -19,7 +19,7 @@ const INFINITY: u64 = u64::MAX;
 const WITH_PERIOD: u32 = 242;
 const WITH_CPUSETS: u32 = 244;
 
-/// Limits as the kernel counts them. What is `None` is left as it is.
+/// Limits as the kernel counts them. `None` leaves a limit unchanged.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes; negative for no limit.

@@ -13,7 +13,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 const SYSTEMD: &str = "/lib/systemd/systemd";
-/// How long systemd may take to start; only a bound.
+/// Time limit for the start of systemd; only a bound.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Says to a program that it is the second run.
 const INSIDE: &str = "FERRITE_INSIDE_SYSTEMD";
@@ -133,7 +133,7 @@ impl Machine {
         machine
     }
 
-    /// Whether this program runs on such a machine.
+    /// Returns true if this program runs on such a machine.
     pub fn is_inside() -> bool {
         std::env::var_os(INSIDE).is_some()
     }

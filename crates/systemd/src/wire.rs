@@ -99,7 +99,7 @@ impl Writer {
     }
 }
 
-/// What came is not D-Bus, or not the part of it that systemd speaks.
+/// The data is not D-Bus, or not the part of it that systemd uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the answer is not a D-Bus message")]
 pub struct Malformed;
@@ -172,7 +172,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// What a message is.
+/// The type of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     Call = 1,
@@ -245,7 +245,7 @@ pub struct Message {
     pub body: Vec<u8>,
 }
 
-/// How many bytes follow a message's prologue.
+/// Number of bytes that follow a message's prologue.
 pub fn remaining(prologue: &[u8; PROLOGUE]) -> Result<usize, Malformed> {
     if prologue[0] != b'l' || prologue[3] != 1 {
         return Err(Malformed);
