@@ -9,10 +9,10 @@ use std::sync::Arc;
 pub const CONTROLLER: &str = "ferrite.io/ingress";
 /// The mark of the class for Ingresses that name none.
 pub const DEFAULT_CLASS: &str = "ingressclass.kubernetes.io/is-default-class";
-/// How an Ingress named its controller before there were classes.
+/// The annotation by which an Ingress named its controller before there were classes.
 const LEGACY_CLASS: &str = "kubernetes.io/ingress.class";
 
-/// How an Ingress stands to this controller.
+/// The relation of an Ingress to this controller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Standing {
     /// It is routed.

@@ -68,8 +68,8 @@ pub fn host_of<B>(request: &Request<B>) -> Result<String, BadRequest> {
     Ok(authority.host().trim_end_matches('.').to_ascii_lowercase())
 }
 
-/// Whether the client asks for a WebSocket. Other protocols are not switched to: `h2c` would let a client speak to the
-/// server behind without us.
+/// Returns true if the client asks for a WebSocket. The proxy switches to no other protocol: `h2c` would
+/// let a client speak to the server behind it without our checks.
 pub fn wants_websocket(headers: &HeaderMap, method: &Method, version: Version) -> bool {
     let websocket =
         headers.get(UPGRADE).is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"websocket"));

@@ -234,7 +234,7 @@ impl Build {
         }
     }
 
-    /// Whether the host is, or becomes, the namespace's.
+    /// Claims the host for the namespace. Returns true if the host belongs to the namespace now.
     fn claim(&mut self, ingress: &Ingress, host: &str, namespace: &str) -> bool {
         let around = host.split_once('.').map(|(_, rest)| format!("*.{rest}"));
         let around = around.filter(|_| !host.starts_with("*."));
