@@ -23,7 +23,7 @@ pub enum Code {
     Internal,
 }
 
-/// What a runtime answers when a call fails: a code for the program, a message for the person.
+/// The error of a failed call: a code for the program, a message for the person.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Error {
     pub code: Code,

@@ -53,7 +53,7 @@ pub trait RuntimeService: Send + Sync + 'static {
         request: ListContainerStatsRequest,
     ) -> Result<ListContainerStatsResponse>;
 
-    /// What the pod as a whole uses.
+    /// Resource usage of the pod as a whole.
     async fn pod_sandbox_stats(&self, _request: PodSandboxStatsRequest) -> Result<PodSandboxStatsResponse> {
         Err(Error::unimplemented("PodSandboxStats"))
     }
