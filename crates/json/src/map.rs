@@ -10,8 +10,8 @@ use serde::ser::{Serialize, SerializeMap, Serializer};
 
 use crate::{Text, Value};
 
-/// Up to so many members lie side by side. A look at one of them costs no more than in a tree, and moving them up
-/// for a new one is cheap.
+/// Most members kept in one sorted vector. A lookup costs no more than in a tree, and moving members to
+/// make room for a new one is cheap.
 const FEW: usize = 64;
 
 /// Members by key, in the order of their keys.

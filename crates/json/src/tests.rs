@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// What is done to a map.
+/// An operation on a map.
 #[derive(Debug, Clone)]
 enum Step {
     Insert(String, i64),

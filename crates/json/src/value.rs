@@ -25,7 +25,7 @@ pub enum Value {
 
 static NULL: Value = Value::Null;
 
-/// What a value can be asked for: the key of a member, the place of an item.
+/// An index into a value: the key of a member, or the position of an item.
 pub trait Index {
     fn find<'v>(&self, value: &'v Value) -> Option<&'v Value>;
     fn find_mut<'v>(&self, value: &'v mut Value) -> Option<&'v mut Value>;
@@ -70,7 +70,7 @@ impl Index for usize {
     }
 }
 
-/// What points to an index is one.
+/// Implements `Index` for pointers to an index.
 macro_rules! index_through {
     ($([$($t:ident)?] $type:ty => $to:ty;)+) => {$(
         impl $(<$t: Index + ?Sized>)? Index for $type {
@@ -449,7 +449,7 @@ impl From<Number> for Value {
 }
 
 impl From<f64> for Value {
-    /// What JSON has no number for is null.
+    /// A number that JSON cannot express becomes null.
     fn from(number: f64) -> Self {
         Number::from_f64(number).map_or(Self::Null, Self::Number)
     }
