@@ -149,7 +149,7 @@ pub struct RuleIds {
     pub rule: Id,
     pub groups: Vec<Id>,
     pub names: Vec<Id>,
-    /// Whether the rule has elements in `blocks` and in `ports`.
+    /// True if the rule has elements in `blocks`; `numbers` is the same for `ports`.
     pub blocks: bool,
     pub numbers: bool,
 }

@@ -38,7 +38,7 @@ struct PodState {
     facts: Option<PodFacts>,
     /// The addresses of its link on this node; they count for more than the object's status.
     attached: Vec<IpAddr>,
-    /// Whether it is judged on this node.
+    /// True if this node enforces policies for the pod.
     local: bool,
     addresses: Vec<IpAddr>,
     groups: BTreeSet<Id>,
@@ -47,7 +47,7 @@ struct PodState {
     classes: BTreeMap<Direction, (ClassKey, Id)>,
 }
 
-/// What is known, and what the table has or will have after the transactions that were taken from here.
+/// The known objects, and the table as it is, or will be after the transactions that were taken from here.
 #[derive(Debug)]
 pub struct Engine {
     family: IpFamily,

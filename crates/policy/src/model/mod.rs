@@ -95,7 +95,7 @@ pub enum Ports {
     },
 }
 
-/// What one entry of `ingress` or `egress` allows.
+/// The peers and ports that one entry of `ingress` or `egress` allows.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PolicyRule {
     /// `None` is everybody.

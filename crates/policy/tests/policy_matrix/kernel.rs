@@ -1,4 +1,4 @@
-//! What the kernel does with the table, as far as the table goes.
+//! A model of the kernel that evaluates the table, as far as our rules need it.
 
 use std::collections::BTreeMap;
 
