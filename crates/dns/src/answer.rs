@@ -61,7 +61,7 @@ impl Zone {
     }
 }
 
-/// What the pure part decided.
+/// The decision of the pure part.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Answer {
     Local(Response),
@@ -74,12 +74,12 @@ pub enum Answer {
     Forward,
 }
 
-/// What an answer depends on besides the query.
+/// The inputs of an answer besides the query.
 #[derive(Debug, Clone, Copy)]
 pub struct Context<'a> {
     pub zone: &'a Zone,
     pub index: &'a Index,
-    /// Whether the index holds everything. Until then a name that is not found may exist.
+    /// True if the index is complete. Until then a name that is not found may exist.
     pub synced: bool,
     /// The zone's serial number.
     pub serial: u32,

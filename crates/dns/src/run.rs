@@ -17,7 +17,7 @@ use crate::forward::{Forwarder, Patience};
 use crate::resolvers::{Resolvers, StubDomain};
 use crate::server::{Listen, Server, Sockets};
 
-/// What a DNS server is told.
+/// Settings of a DNS server.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// The cluster's domain, usually `cluster.local`.

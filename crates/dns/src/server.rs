@@ -56,7 +56,7 @@ pub struct Server {
     connections: Arc<Semaphore>,
 }
 
-/// What to do with a packet.
+/// The action for a packet.
 enum Step {
     Drop,
     Reply(Vec<u8>),

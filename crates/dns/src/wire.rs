@@ -38,7 +38,7 @@ impl Query {
         self.edns.is_some_and(|edns| edns.dnssec_ok)
     }
 
-    /// How large a UDP response may be.
+    /// Largest UDP response that the client accepts.
     pub fn udp_limit(&self) -> u16 {
         self.edns.map_or(MIN_UDP, |edns| edns.size.clamp(MIN_UDP, MAX_UDP))
     }
@@ -219,7 +219,7 @@ fn write(query: &Query, response: &Response, additionals: bool, limit: u16) -> V
     bytes
 }
 
-/// Whether a question has an OPT record.
+/// Tells if a question has an OPT record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Extension {
     Edns,
@@ -267,7 +267,7 @@ pub enum BadReply {
     Unreadable,
 }
 
-/// Whether a reply must repeat the letter case of the question.
+/// Tells if a reply must repeat the letter case of the question.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Case {
     Exact,
