@@ -33,11 +33,11 @@ struct PortState {
     affinity: bool,
 }
 
-/// Who claims an element, first come first served. Two Services with one external address is a mistake of their
-/// owners; the second gets the address when the first lets it go.
+/// The claimants of an element; the first one has it. Two Services with one external address are a mistake
+/// of their owners; the second gets the address when the first gives it up.
 type Claimants = Vec<(ServicePortName, Value)>;
 
-/// What the table has, or will have after the transactions that were taken from here.
+/// The table as it is, or will be after the transactions that were taken from here.
 pub struct Programmed {
     config: LayoutConfig,
     ports: BTreeMap<ServicePortName, PortState>,
@@ -59,7 +59,7 @@ struct ElementChange {
     comment: String,
 }
 
-/// What the transaction that is being made changes.
+/// The changes of the transaction that is being made.
 #[derive(Default)]
 struct Changes {
     elements: HashMap<(SetName, Key), ElementChange>,

@@ -103,7 +103,7 @@ impl FamilyProxy {
         self.must_rebuild = true;
     }
 
-    /// Whether the kernel still has the table that was made here.
+    /// Returns true if the kernel still has the table that was made here.
     pub fn table_is_ours(&mut self) -> Result<bool, KernelError> {
         self.table.is_ours()
     }

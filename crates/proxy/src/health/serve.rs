@@ -22,7 +22,7 @@ const CONNECTIONS: usize = 64;
 /// A client must say what it wants in this time.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What a path is answered with.
+/// The response to a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
     pub status: u16,
