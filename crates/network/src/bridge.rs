@@ -29,7 +29,7 @@ use crate::{Attachment, Cidr, NetworkError, PodGuard, PodNetwork, PodRef, bandwi
 const POD_LINK: &str = "eth0";
 const IP_FORWARD: &str = "net.ipv4.ip_forward";
 
-/// What a [`Bridge`] is made from.
+/// The configuration of a [`Bridge`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BridgeConfig {
     /// The name of the bridge link, at most 15 characters.
@@ -44,8 +44,8 @@ pub struct BridgeConfig {
     pub state: PathBuf,
     /// The MTU of the bridge and the pods' interfaces.
     pub mtu: u32,
-    /// Whether packets between pods of this node pass the packet filter and connection tracking of IPv4, also where the
-    /// kernel leaves those out for packets that stay on a bridge.
+    /// True if packets between pods of this node must pass the packet filter and connection tracking of
+    /// IPv4, also where the kernel leaves those out for packets that stay on a bridge.
     pub routed: bool,
 }
 
@@ -77,14 +77,14 @@ impl BridgeConfig {
     }
 }
 
-/// How a sandbox is joined to a network it has besides others.
+/// The settings of one further network of a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Port {
     /// The interface's name in the sandbox.
     pub link: String,
     /// The address it must have; any free one when not given.
     pub address: Option<Ipv4Addr>,
-    /// Whether the sandbox's way to everywhere else is through this network.
+    /// True if the sandbox's default route goes through this network.
     pub default_route: bool,
 }
 
@@ -122,7 +122,7 @@ pub struct Bridge {
     /// The generations of rulesets that changes of host ports made.
     own_rules: OwnGenerations,
     guard: OnceLock<Arc<dyn PodGuard>>,
-    /// Whether ports were isolated when the last one was made.
+    /// True if ports were isolated when the last one was made.
     isolated: AtomicBool,
     state: State,
     removed: AtomicBool,
@@ -340,7 +340,8 @@ impl Bridge {
         Ok(())
     }
 
-    /// Whether ports are to be isolated now. When that changes, the ports that are there follow.
+    /// Decides if ports are to be isolated now, and returns true if so. A change is applied to the existing
+    /// ports, too.
     ///
     /// An isolated port reaches the bridge and no other port, so packets between pods take the way through the node's
     /// routing. Where the kernel passes bridged packets to the packet filter (br_netfilter), they stay on the bridge: it
@@ -558,7 +559,7 @@ pub(crate) fn hash_name(prefix: &str, text: &str) -> String {
     format!("{prefix}{:011x}", hash >> 20)
 }
 
-/// Whether a link name has the shape [`host_link`] gives.
+/// Returns true if a link name has the form that [`host_link`] gives.
 pub(crate) fn is_host_link(name: &str) -> bool {
     name.len() == 15
         && name.strip_prefix("veth").is_some_and(|rest| rest.bytes().all(|b| b.is_ascii_hexdigit()))
@@ -618,7 +619,7 @@ fn route_between_pods(host: &Netns, bridge: &str) -> Result<(), NetworkError> {
     })
 }
 
-/// Whether packets that stay on a bridge pass the packet filter of IPv4.
+/// Returns true if packets that stay on a bridge pass the packet filter of IPv4.
 fn bridges_are_filtered(host: &Netns) -> bool {
     host.sysctl().get("net.bridge.bridge-nf-call-iptables").is_ok_and(|value| value.trim() == "1")
 }

@@ -60,7 +60,7 @@ impl Cidr {
         Ipv4Addr::from(u32::from(self.network) | !self.mask())
     }
 
-    /// How many addresses the range has, the network and broadcast address included.
+    /// Number of addresses in the range, including the network and broadcast address.
     pub fn size(self) -> u64 {
         1 << (32 - self.prefix)
     }
@@ -76,12 +76,12 @@ impl Cidr {
         self.contains(address).then(|| u64::from(u32::from(address) - u32::from(self.network)))
     }
 
-    /// Whether `address` is inside.
+    /// Returns true if `address` is in the range.
     pub fn contains(self, address: Ipv4Addr) -> bool {
         u32::from(address) & self.mask() == u32::from(self.network)
     }
 
-    /// Whether every address of `other` is inside.
+    /// Returns true if every address of `other` is in the range.
     pub fn covers(self, other: Cidr) -> bool {
         self.prefix <= other.prefix && self.contains(other.network)
     }

@@ -42,7 +42,7 @@ pub struct PodRef {
     pub bandwidth: Bandwidth,
 }
 
-/// What a sandbox got from the network.
+/// The result of attaching a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attachment {
     /// The pod's addresses, the primary one first. Never empty.
@@ -72,7 +72,8 @@ pub trait PodNetwork: Send + Sync {
     /// when the namespace is gone already.
     async fn detach(&self, sandbox: &str, netns: &Path) -> Result<(), NetworkError>;
 
-    /// Whether pods can be attached now; the text says why not, for the node's `NetworkReady` condition.
+    /// Checks that pods can be attached now; the error text says why not, for the node's `NetworkReady`
+    /// condition.
     fn ready(&self) -> Result<(), String>;
 }
 

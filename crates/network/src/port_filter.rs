@@ -1,9 +1,9 @@
-//! What a pod may send: packets from its own addresses, no faster than its limit.
+//! Filters the packets that a pod sends: only from its own addresses, and no faster than its limit.
 //!
-//! A pod with `NET_RAW` can write any source into a packet, and one with `NET_ADMIN` can give itself addresses and remove
-//! queues of its own namespace. So the node looks at what comes out of the pod's link, before the bridge does: a chain
-//! of the netdev family at the node's end of each pair. Rules by source address (NetworkPolicies, masquerading) may
-//! believe what they see.
+//! A pod with `NET_RAW` can write any source into a packet, and one with `NET_ADMIN` can give itself
+//! addresses and remove queues of its own namespace. So the node filters packets from the pod's link before
+//! they reach the bridge: with a chain of the netdev family at the node's end of each pair. Rules by source
+//! address (NetworkPolicies, masquerading) can rely on the addresses.
 
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
@@ -125,7 +125,7 @@ async fn replace(
     transaction.commit(conn).await
 }
 
-/// The links whose packets are looked at.
+/// The links whose packets are filtered.
 pub(crate) async fn guarded(host: &Netns, bridge: &str) -> Result<BTreeSet<String>, NetworkError> {
     let fail = || NetworkError::netlink(format!("nftables table {}", table(bridge)));
     let conn = Connection::<Nftables>::new_in(host).map_err(fail())?;

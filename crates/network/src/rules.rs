@@ -1,4 +1,4 @@
-//! What the node's routing and packet filter know about the pod network besides the bridge itself.
+//! The node's routing and packet filter rules for the pod network, besides the bridge itself.
 
 use nlink::netlink::namespace::Netns;
 use nlink::netlink::nftables::{BaseChain, Chain, CtState, Family, FilterHook, NatHook, Priority, Rule};
@@ -15,7 +15,7 @@ use crate::{Cidr, NetworkError};
 /// that a service proxy or an overlay only has to add its own route to take over.
 pub(crate) const UNREACHABLE_METRIC: u32 = 4_000_000_000;
 
-/// What the names of our tables begin with.
+/// Prefix of the names of our tables.
 const PREFIX: &str = "ferrite-";
 const FORWARD: &str = "forward";
 
@@ -131,8 +131,8 @@ pub(crate) async fn add_masquerade(host: &Netns, record: &Record) -> Result<(), 
         .map_err(fail())
 }
 
-/// Sets the bridge apart. What is there from an earlier call stays: rules of one bridge do not change, and
-/// at no moment is it without them.
+/// Isolates the bridge. Rules of an earlier call stay: the rules of one bridge do not change, and it is
+/// never without them.
 pub(crate) async fn add_isolation(
     host: &Netns,
     bridge: &str,
@@ -204,7 +204,7 @@ const FORWARD_HOOK: u32 = 2;
 /// The kernel's number of the policy that drops.
 const DROP: u32 = 0;
 
-/// What marks our rules in chains of others.
+/// The comment that marks our rules in chains of others.
 fn mark(bridge: &str) -> String {
     format!("{PREFIX}{bridge}")
 }
@@ -259,7 +259,7 @@ async fn close_forward(conn: &Connection<Nftables>, bridge: &str) -> Result<(), 
     Ok(())
 }
 
-/// Whether this node has another network of ours.
+/// Returns true if this node has another network of ours.
 pub(crate) async fn others_exist(host: &Netns, record: &Record) -> bool {
     let Ok(conn) = Connection::<Nftables>::new_in(host) else { return false };
     let own = own_tables(record);

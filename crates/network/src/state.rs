@@ -9,20 +9,21 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Cidr, NetworkError};
 
-/// What one network made on the machine: enough to remove it without the configuration that made it.
+/// The things that one network made on the machine: enough to remove them without the configuration that
+/// made them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Record {
     pub(crate) bridge: String,
     pub(crate) pod_cidr: Cidr,
     pub(crate) cluster_cidr: Cidr,
     pub(crate) service_cidr: Option<Cidr>,
-    /// What `net.ipv4.ip_forward` was before this network turned it on, and in which boot: after a
-    /// reboot the value is the machine's own again and nothing is to be restored.
+    /// The value of `net.ipv4.ip_forward` before this network turned it on, and the boot: after a reboot
+    /// the value is the machine's own again and nothing is to be restored.
     pub(crate) ip_forward: Option<Before>,
 }
 
 impl Record {
-    /// Whether both describe the same links and routes.
+    /// Returns true if both describe the same links and routes.
     pub(crate) fn same_network(&self, other: &Self) -> bool {
         let key = |r: &Self| (r.bridge.clone(), r.pod_cidr, r.cluster_cidr, r.service_cidr);
         key(self) == key(other)

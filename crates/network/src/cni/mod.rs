@@ -39,7 +39,7 @@ pub struct CniConfig {
     pub programs: Vec<PathBuf>,
     /// A directory for results.
     pub cache: PathBuf,
-    /// How long one call of a plugin may take.
+    /// Time limit of one plugin call.
     pub patience: Duration,
 }
 
@@ -319,7 +319,7 @@ impl PodNetwork for CniNetwork {
         if !crate::ipam::is_sandbox_id(sandbox) {
             return Err(NetworkError::BadSandbox(sandbox.to_owned()));
         }
-        // What the loopback plugin does.
+        // Bring up the loopback interface, as the loopback plugin does.
         let fail = NetworkError::netlink(format!("loopback of sandbox {sandbox}"));
         let conn = Connection::<Route>::new_in(&open_netns(netns)?);
         let conn = conn.map_err(NetworkError::netlink("open a netlink socket"))?;
@@ -361,7 +361,7 @@ impl NetworkConfig {
     }
 }
 
-/// What plugins may know of the pod. A name of Kubernetes has no `;` and no `=`.
+/// The pod's facts for plugins. A name of Kubernetes has no `;` and no `=`.
 fn args(sandbox: &str, pod: &PodRef) -> String {
     let clean = |text: &str| text.replace([';', '='], "");
     format!(
@@ -372,7 +372,7 @@ fn args(sandbox: &str, pod: &PodRef) -> String {
     )
 }
 
-/// What the pod asks for; each plugin gets the part that it is capable of.
+/// The pod's requests; each plugin gets the part for which it has a capability.
 fn capabilities(pod: &PodRef) -> Map<String, Value> {
     let mut all = Map::new();
     if !pod.host_ports.is_empty() {

@@ -176,7 +176,7 @@ fn no_loopback_from(links: &[String]) -> Vec<R> {
 }
 
 impl HostPort {
-    /// Whether pods of this network can have it: their addresses are IPv4.
+    /// Returns true if pods of this network can have it: their addresses are IPv4.
     pub(crate) fn applies(&self) -> bool {
         self.host_port != 0 && !matches!(self.host_ip, Some(IpAddr::V6(_)))
     }

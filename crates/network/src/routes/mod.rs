@@ -30,7 +30,7 @@ const PROTOCOL: RouteProtocol = RouteProtocol::Other(0xfe);
 /// The port that Linux and flannel use; VXLAN's own is 4789.
 const VXLAN_PORT: u16 = 8472;
 const VXLAN_ID: u32 = 1;
-/// What VXLAN over IPv4 adds to a packet.
+/// Bytes that VXLAN over IPv4 adds to a packet.
 pub const VXLAN_OVERHEAD: u32 = 50;
 
 /// The name of the tunnel's link: at most 15 bytes, as the kernel wants it.
@@ -200,7 +200,8 @@ impl Router {
             .mtu(mtu);
         self.conn.add_link(link).await.map_err(fail("creation"))?;
         if let Some(own) = self.config.pod_cidr {
-            // What this node itself sends to pods behind the tunnel comes from an address that leads back through it.
+            // Packets from this node itself to pods behind the tunnel need a source address that leads back
+            // through it.
             let address = Ipv4Address::new(name, own.network(), 32);
             self.conn.replace_address(address).await.map_err(fail("address"))?;
         }

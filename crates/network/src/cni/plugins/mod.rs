@@ -52,12 +52,12 @@ const PLUGINS: &[(&str, &dyn Plugin)] = &[
     ("ptp", &ptp::PointToPoint),
 ];
 
-/// How long a plugin that another one delegates to may take.
+/// Time limit of a plugin that another one delegates to.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// No configuration is larger.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// Whether a program of that name is one of ours.
+/// Returns true if a program of that name is one of ours.
 pub fn is_plugin(name: &str) -> bool {
     find(name).is_some()
 }
@@ -108,7 +108,7 @@ impl Failure {
     }
 }
 
-/// What the caller says in variables of the environment.
+/// The caller's settings in environment variables.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Environment {
     pub command: String,
@@ -231,7 +231,7 @@ pub async fn run(name: &str, environment: Environment, input: &[u8]) -> Result<O
     }
 }
 
-/// What a plugin is told.
+/// The inputs of a plugin.
 struct Call {
     environment: Environment,
     config: Map<String, Value>,
@@ -285,7 +285,7 @@ impl Call {
         &self.environment.interface
     }
 
-    /// What the caller's capability is set to.
+    /// The value of the caller's capability.
     fn capability(&self, name: &str) -> Option<&Value> {
         self.config.get("runtimeConfig").and_then(|all| all.get(name))
     }
