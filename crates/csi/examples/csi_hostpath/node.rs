@@ -55,7 +55,7 @@ fn check(capability: Option<&VolumeCapability>) -> Result<(), Status> {
     }
 }
 
-/// Mounts `from` at `to`, which is made when it is missing. What is mounted there stays.
+/// Mounts `from` at `to`, which is made when it is missing. An existing mount stays.
 fn bind(from: &Path, to: &Path, read_only: bool) -> io::Result<()> {
     fs::create_dir_all(to)?;
     if mounts::is_mounted_at(to)? {
