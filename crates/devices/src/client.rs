@@ -42,7 +42,7 @@ fn channel(socket: &Arc<Path>) -> Channel {
     // The address is never resolved: the connector knows where to go.
     Endpoint::from_static("http://localhost")
         .connect_timeout(CONNECT)
-        // What a plugin may send before it is read.
+        // Bytes that a plugin may send before we read them.
         .initial_stream_window_size(1 << 16)
         .initial_connection_window_size(1 << 17)
         .connect_with_connector_lazy(tower::service_fn(move |_: http::Uri| connect(path.to_path_buf())))
