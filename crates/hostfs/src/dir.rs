@@ -64,8 +64,8 @@ impl Dir {
         File::open(by_descriptor(&self.regular(relative(path.as_ref())?)?))
     }
 
-    /// Finds the regular file at `path`. A FIFO blocks on open and a device acts on it, so this only looks; the caller
-    /// opens what was looked at.
+    /// Finds the regular file at `path`. A FIFO blocks on open and a device acts on it, so this only gets a
+    /// handle (`O_PATH`); the caller opens the file through it.
     fn regular(&self, path: &Path) -> io::Result<OwnedFd> {
         let found = self.resolve(path, OFlag::O_PATH)?;
         require_regular(&found, path)?;

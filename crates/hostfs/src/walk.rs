@@ -15,7 +15,7 @@ pub struct Visit<'a> {
     pub name: &'a OsStr,
     /// Its path below the root.
     pub path: &'a Path,
-    /// What it is; a link itself, not its target.
+    /// The file's status; of a link itself, not of its target.
     pub stat: FileStat,
 }
 
