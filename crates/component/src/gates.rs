@@ -6,7 +6,7 @@ use std::sync::{Arc, LazyLock};
 use crate::metrics::{Family, Gauge, registry};
 use crate::nearest;
 
-/// How far a feature has come.
+/// The maturity of a feature.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
     Alpha,
