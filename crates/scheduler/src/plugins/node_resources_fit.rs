@@ -56,7 +56,7 @@ struct ShapePoint {
     score: i64,
 }
 
-/// How free room becomes a score.
+/// The rule that turns free resources into a score.
 #[derive(Debug, Clone)]
 enum Strategy {
     LeastAllocated,
