@@ -1,4 +1,4 @@
-//! What a maintainer runs.
+//! Commands for maintainers.
 
 mod bench;
 mod fuzz;

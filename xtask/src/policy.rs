@@ -7,7 +7,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::process::Command;
 
-/// What the policy allows.
+/// The rules for dependencies.
 #[derive(Debug, Default)]
 struct Policy {
     licenses: Vec<String>,

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-/// What the tests call (by name, or by path what is no program), and the Debian package that has it.
+/// Tools that the tests need (a program by name, another file by path), and the Debian package of each.
 const TOOLS: &[(&str, &str)] = &[
     ("kubectl", "kubernetes-client"),
     ("busybox", "busybox-static"),
