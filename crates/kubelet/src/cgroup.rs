@@ -59,7 +59,7 @@ impl Cgroups {
         Self { driver, ..self }
     }
 
-    /// What a sandbox names as its parent: a path, or a slice.
+    /// The cgroup parent of a sandbox: a path, or a slice.
     pub(crate) fn pod_path(&self, qos: QosClass, uid: &str) -> String {
         match self.driver {
             CgroupDriver::Cgroupfs => self.directory(qos, uid),
@@ -155,7 +155,7 @@ impl Cgroups {
         Ok(manager.ensure_slice(&slice, &limits)?)
     }
 
-    /// Makes the pod's cgroup with the limits of the pod as a whole. What exists is brought up to date.
+    /// Makes the pod's cgroup with the limits of the pod as a whole, or updates an existing one.
     pub(crate) fn ensure_pod(&self, qos: QosClass, uid: &str, total: &PodResources) -> io::Result<()> {
         let path = self.directory(qos, uid);
         let relative = path.trim_start_matches('/');

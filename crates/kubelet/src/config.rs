@@ -10,13 +10,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// Who decides what an authenticated caller of the kubelet API may do.
+/// The authorization of authenticated callers of the kubelet API.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Authorization {
-    /// The API server, asked with SubjectAccessReviews.
+    /// The API server decides, asked with SubjectAccessReviews.
     #[default]
     Webhook,
-    /// Nobody: every authenticated caller may do everything.
+    /// Nobody decides: every authenticated caller may do everything.
     AlwaysAllow,
 }
 
@@ -47,7 +47,7 @@ impl Default for KubeletAccess {
     }
 }
 
-/// Everything a kubelet is told. [`Config::new`] fills in what upstream defaults.
+/// All settings of a kubelet. [`Config::new`] fills in upstream's defaults.
 #[derive(Clone)]
 pub struct Config {
     /// The name of the Node object.
@@ -62,14 +62,14 @@ pub struct Config {
     pub log_dir: PathBuf,
     /// Below which cgroup pods live.
     pub cgroup_root: String,
-    /// Who makes cgroups, unless the runtime says which of both it expects.
+    /// The maker of cgroups, unless the runtime reports the driver that it expects.
     pub cgroup_driver: CgroupDriver,
     /// Where the kubelet API listens. The port is published in the Node's status.
     pub server_address: SocketAddr,
     /// The kubelet API's TLS settings, with the authority of the callers' certificates, now and as they change. While
     /// there are none, callers are turned away; without the channel the API is not served.
     pub tls: Option<watch::Receiver<Option<ServerTls>>>,
-    /// Who may use the kubelet API.
+    /// Access to the kubelet API.
     pub access: KubeletAccess,
     /// Serve the paths that run commands, stream, or show logs.
     pub debugging_handlers: bool,
@@ -79,7 +79,7 @@ pub struct Config {
     pub system_log_dir: PathBuf,
     /// A directory (or one file) with manifests of static pods.
     pub static_pod_path: Option<PathBuf>,
-    /// How often it is read even if the kernel reports no change.
+    /// Interval at which it is read even if the kernel reports no change.
     pub file_check_frequency: Duration,
     /// A URL with manifests of static pods, and headers for it.
     pub static_pod_url: Option<(String, Vec<(String, String)>)>,
@@ -115,7 +115,7 @@ pub struct Config {
     pub image_gc_low_threshold: u8,
     /// A container's log is rotated when it is larger.
     pub container_log_max_size: u64,
-    /// How many files of a container's log are kept.
+    /// Number of log files kept for each container.
     pub container_log_max_files: usize,
     /// Managers of processors and of resources near to one another.
     pub resources: ResourceSettings,

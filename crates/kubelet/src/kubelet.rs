@@ -272,7 +272,7 @@ impl Kubelet {
         self.server_address
     }
 
-    /// How many pods have a worker.
+    /// Number of pods that have a worker.
     pub fn pod_count(&self) -> usize {
         *self.workers.count().borrow()
     }
@@ -303,7 +303,7 @@ fn start_sources(config: &Config, clock: Clock, scope: &Scope) -> Result<Arc<Loc
     Ok(pods)
 }
 
-/// What the runtime expects, as upstream has it since runtimes can tell; else what is configured.
+/// The cgroup driver that the runtime reports, as upstream; else the configured one.
 async fn cgroup_driver(runtime: &dyn RuntimeService, configured: CgroupDriver) -> CgroupDriver {
     match runtime.runtime_config(RuntimeConfigRequest {}).await {
         Ok(answer) => answer.linux.map_or(configured, |linux| linux.cgroup_driver()),

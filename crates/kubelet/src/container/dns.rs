@@ -23,7 +23,7 @@ pub(crate) fn read_resolv_conf(file: &Path) -> DnsConfig {
     parse_resolv_conf(&std::fs::read_to_string(file).unwrap_or_default())
 }
 
-/// What a `resolv.conf` says.
+/// Parses a `resolv.conf`.
 pub(crate) fn parse_resolv_conf(text: &str) -> DnsConfig {
     let mut config = DnsConfig::default();
     for line in text.lines() {

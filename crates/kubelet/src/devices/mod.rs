@@ -156,8 +156,8 @@ impl Devices {
         self.lock().state.capacity()
     }
 
-    /// What the node has of each resource, for the admission of one pod: a pod keeps what it has, also while the
-    /// plugin is away.
+    /// The node's usable amount of each resource, for the admission of one pod: a pod keeps its devices
+    /// even while the plugin is away.
     pub(crate) fn allocatable_for(&self, pod: &str) -> BTreeMap<String, usize> {
         let inner = self.lock();
         let mut amounts: BTreeMap<String, usize> =
@@ -181,7 +181,7 @@ impl Devices {
         self.lock().state.allocatable()
     }
 
-    /// What a container has.
+    /// The devices of a container.
     pub(crate) fn given(&self, pod: &str, container: &str) -> ContainerDevices {
         self.lock().state.given(pod, container).cloned().unwrap_or_default()
     }
@@ -206,8 +206,8 @@ impl Devices {
         self.save_allocations().await
     }
 
-    /// Gives a container its devices, near to the NUMA nodes of `affinity`. What was given is not on the disk before
-    /// [`Self::save_allocations`].
+    /// Allocates devices to a container, near to the NUMA nodes of `affinity`. The allocation is not on
+    /// disk before [`Self::save_allocations`].
     pub(crate) async fn allocate_container(
         &self,
         pod: &Pod,
@@ -250,7 +250,7 @@ impl Devices {
         }
     }
 
-    /// What containers of a pod, taken together, see of the devices that they ask for.
+    /// The devices that the containers of a pod ask for, seen together.
     pub(crate) fn views(
         &self,
         pod: &Pod,

@@ -30,7 +30,7 @@ pub(crate) struct Device {
     pub nodes: Vec<i64>,
 }
 
-/// How far a resource's plugin can be relied on.
+/// The state of a resource's plugin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Presence {
     Connected,
@@ -49,7 +49,7 @@ struct Resource {
     unhealthy: Ids,
 }
 
-/// What a container was given of one resource.
+/// The devices of one resource that a container got.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Given {
     pub devices: PerNuma,
@@ -98,7 +98,7 @@ pub(crate) struct Query {
 /// Answers of plugins. A resource whose plugin has no preference has none here.
 pub(crate) type Preferences = BTreeMap<Query, Ids>;
 
-/// What a container asks for.
+/// A container's request for devices.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Wish<'a> {
     pub pod: &'a str,
@@ -113,7 +113,7 @@ pub(crate) struct Wish<'a> {
     pub has_preference: bool,
 }
 
-/// What becomes of a wish.
+/// The decision about a request for devices.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Selection {
     /// It has them already.
@@ -152,7 +152,7 @@ impl DeviceState {
         &self.pods
     }
 
-    /// How many resources have a plugin, or had one a moment ago.
+    /// Number of resources that have a plugin, or had one recently.
     pub(crate) fn resource_count(&self) -> usize {
         self.resources.len()
     }
@@ -251,7 +251,7 @@ impl DeviceState {
             || self.pods.values().flat_map(BTreeMap::values).any(|given| given.contains_key(resource))
     }
 
-    /// What a container has of all resources.
+    /// The devices of all resources that a container has.
     pub(crate) fn given(&self, pod: &str, container: &str) -> Option<&ContainerDevices> {
         self.pods.get(pod)?.get(container)
     }
@@ -268,7 +268,7 @@ impl DeviceState {
         given.chain(reserved.flat_map(|(_, ids)| ids.iter().cloned())).collect()
     }
 
-    /// How many devices of each resource are given to pods.
+    /// Number of devices of each resource that pods use.
     pub(crate) fn in_use_counts(&self) -> BTreeMap<String, usize> {
         let containers = self.pods.values().flat_map(BTreeMap::values);
         let names: BTreeSet<&String> = containers.flat_map(BTreeMap::keys).collect();

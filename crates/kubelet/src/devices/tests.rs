@@ -17,7 +17,7 @@ use tower::ServiceExt;
 
 const GPU: &str = "example.com/gpu";
 
-/// How a plugin misbehaves.
+/// The misbehaviour of a plugin.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Manner {
     Good,

@@ -5,7 +5,7 @@ use jiff::Timestamp;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// How much of something is left.
+/// The available amount and the capacity of a resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Observation {
     pub available: i64,
@@ -14,7 +14,7 @@ pub(crate) struct Observation {
 
 pub(crate) type Observations = BTreeMap<Signal, Observation>;
 
-/// What is remembered between two looks.
+/// State kept between two checks.
 #[derive(Debug, Default)]
 pub(crate) struct EvictionState {
     /// Thresholds that were acted on.

@@ -1,4 +1,4 @@
-//! Who goes first, and who has more on disk than it may.
+//! Ranks pods for eviction, and finds pods that exceed their disk limits.
 
 use super::signals::{Signal, binary};
 use crate::container::resources::pod_resources;
@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::Pod;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-/// What a pod uses; nothing where it was not measured.
+/// Resource usage of a pod; `None` for values that were not measured.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct PodUsage {
     pub memory: Option<u64>,

@@ -79,7 +79,7 @@ impl Keyring {
     }
 }
 
-/// How much of the image's name `server` matches, if it does.
+/// Length of the match between `server` and the image's name; `None` if they do not match.
 fn matches(server: &str, host: &str, path: &str) -> Option<usize> {
     let server = server.trim_start_matches("https://").trim_start_matches("http://").trim_end_matches('/');
     let server = server.strip_suffix("/v1").or(server.strip_suffix("/v2")).unwrap_or(server);

@@ -28,7 +28,7 @@ pub(crate) fn parse(raw: &[u8]) -> Option<Line<'_>> {
     Some(Line { time, stderr, ends, text: parts.next().unwrap_or_default() })
 }
 
-/// What a reader wants of a log.
+/// A reader's options.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct LogOptions {
     pub follow: bool,

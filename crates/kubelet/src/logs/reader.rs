@@ -54,7 +54,7 @@ pub(crate) async fn stream(
                 return Ok(());
             }
             match reopen(&path, &file).await? {
-                // What was written between our last look and the rotation is still in the old file.
+                // Lines written between our last read and the rotation are still in the old file.
                 Some(next) => {
                     if !drain(&mut file, &mut pending, &mut formatter, &out).await? {
                         return Ok(());

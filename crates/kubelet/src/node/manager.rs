@@ -25,19 +25,19 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Notify, watch};
 
-/// How often the runtime is asked whether it is well (CRI has no event for that): as upstream's
-/// nodeStatusUpdateFrequency, and quickly while it is not.
+/// Interval between status checks of the runtime (CRI has no event for that): as upstream's
+/// nodeStatusUpdateFrequency. While the runtime is not ready the checks are faster.
 const RUNTIME_CHECK: Duration = Duration::from_secs(10);
 const UNREADY_CHECK: Duration = Duration::from_millis(200);
 
-/// Whether pods can run here.
+/// Tells if pods can run here.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Readiness {
     /// Why pods with their own network cannot start.
     pub network_problem: Option<String>,
     /// Why nothing can.
     pub runtime_problem: Option<String>,
-    /// What the runtime said it can do when it last answered.
+    /// The features that the runtime reported last.
     pub features: RuntimeFeatures,
 }
 
@@ -52,8 +52,8 @@ impl Readiness {
     }
 }
 
-/// What events about the node refer to. As upstream, the name stands for the UID, so that events outlive the
-/// object.
+/// The object that events about the node refer to. As upstream, the name stands for the UID, so that events
+/// outlive the object.
 pub(crate) fn reference(name: &str) -> ObjectReference {
     ObjectReference {
         kind: Some("Node".into()),
@@ -219,7 +219,7 @@ impl NodeManager {
                 was_ready = Some(ready);
             }
             if !written {
-                // The server does not answer: what there is to tell is told when it does.
+                // The server does not answer: the report is sent when it does.
                 tokio::time::sleep(backoff.next_delay()).await;
                 asked = true;
                 continue;

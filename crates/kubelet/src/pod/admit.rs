@@ -25,7 +25,7 @@ impl Worker {
         let others_leave = context.resources.pods().iter().any(|uid| context.workers.is_gone(uid));
         let Err(e) = context.resources.allocate(pod).await else { return true };
         if e.is_shortage() && others_leave {
-            // What it got of it so far is free until it tries again.
+            // The resources that it got so far are free until it tries again.
             context.resources.release(&self.id.uid).await;
             return false;
         }

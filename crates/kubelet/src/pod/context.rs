@@ -1,4 +1,4 @@
-//! What every pod worker shares.
+//! State shared by all pod workers.
 
 use crate::cgroup::Cgroups;
 use crate::clock::Clock;
@@ -47,7 +47,7 @@ pub(crate) struct Context {
     pub userns: UserNamespaces,
     pub devices: Devices,
     pub resources: Arc<ResourceManager>,
-    /// What the node's kernel can do for pods.
+    /// The features of the node's kernel for pods.
     pub abilities: Abilities,
     pub objects: Arc<Objects>,
     pub cgroups: Cgroups,
@@ -56,7 +56,7 @@ pub(crate) struct Context {
     pub workers: Arc<Workers>,
     pub node: Informer<Node>,
     pub readiness: watch::Receiver<Readiness>,
-    /// What the node is short of.
+    /// The resources that the node is short of.
     pub pressures: watch::Receiver<Pressures>,
     pub client: kube::Client,
     pub recorder: EventRecorder,

@@ -1,5 +1,5 @@
-//! What to do next for a pod that should run: a pure function of the pod, of what the runtime has, of probe
-//! results and of back-off.
+//! Decides the next actions for a pod that should run: a pure function of the pod, of the runtime's state,
+//! of probe results and of back-off.
 
 use super::backoff::BackOff;
 use super::labels;

@@ -55,7 +55,8 @@ impl Workers {
         }
     }
 
-    /// Ends a pod for the sake of others. False when it was told before, or nobody runs it.
+    /// Ends a pod for the sake of others. Returns false if the pod has this order already, or has no
+    /// worker.
     pub(crate) fn end(&self, uid: &str, verdict: Verdict) -> bool {
         let handles = self.lock();
         let Some(handle) = handles.get(uid) else { return false };
@@ -68,7 +69,7 @@ impl Workers {
         first
     }
 
-    /// The UIDs of pods that were told to end for the sake of others.
+    /// The UIDs of pods that were ordered to end for the sake of others.
     pub(crate) fn ordered_ends(&self) -> BTreeSet<String> {
         let handles = self.lock();
         let ordered =
@@ -81,7 +82,7 @@ impl Workers {
         self.lock().get(uid).is_some_and(|handle| matches!(&*handle.desired.borrow(), Desired::Gone(_)))
     }
 
-    /// How many pods have a worker, now and as it changes.
+    /// Number of pods that have a worker, now and as it changes.
     pub(crate) fn count(&self) -> watch::Receiver<usize> {
         self.count.subscribe()
     }
@@ -265,7 +266,7 @@ async fn follow_events(context: Arc<Context>, workers: Arc<Workers>) {
     }
 }
 
-/// How often a runtime without events is asked, as upstream.
+/// Interval between lists of a runtime without events, as upstream.
 const RELIST_PERIOD: Duration = Duration::from_secs(1);
 
 /// The state of each sandbox and container, by the pod's UID and its own id.

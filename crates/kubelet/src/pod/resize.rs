@@ -129,7 +129,7 @@ pub(crate) fn actual<'a>(
     running.and_then(|instance| instance.resources.as_ref()).or(spec.resources.as_ref())
 }
 
-/// What the pod's cgroup must allow while containers change from what they have to what is allocated to them.
+/// The limits of the pod's cgroup while containers change from their actual to their allocated resources.
 pub(crate) fn widest(pod: &Pod, runtime: &RuntimePod) -> PodResources {
     use crate::container::resources::pod_resources;
     let has = pod_resources(&with_resources(pod, |c| actual(c, runtime.latest(&c.name)).cloned()));
@@ -202,7 +202,7 @@ pub(crate) fn allocated_by_status(pod: &Pod) -> Cow<'_, Pod> {
     })
 }
 
-/// How far a resize has come.
+/// The progress of a resize.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Progress {
     /// The node has no room for what the pod asks for now.
@@ -269,7 +269,7 @@ pub(crate) fn smaller_memory_limit(container: &Container, instance: &Instance) -
     limit(actual(container, Some(instance))).is_none_or(|has| new < has).then_some(new)
 }
 
-/// Whether two lists ask for the same amounts of CPU and memory, however they are written.
+/// Returns true if both have the same amounts of CPU and memory, in whatever notation.
 fn same(a: Option<&ResourceRequirements>, b: Option<&ResourceRequirements>) -> bool {
     RESOURCES.iter().all(|name| amounts(a, name) == amounts(b, name))
 }

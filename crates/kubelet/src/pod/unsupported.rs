@@ -24,7 +24,8 @@ impl Unsupported {
     }
 }
 
-/// What the pod waits for in vain. Volumes of a kind no plugin matches are refused where they are set up.
+/// Finds a part of the pod that nobody will ever serve. Volumes of an unknown kind are refused where they
+/// are set up.
 pub(crate) fn find(pod: &Pod) -> Option<Unsupported> {
     let spec = model::spec(pod);
     if let Some(claim) = spec.resource_claims.iter().flatten().next() {

@@ -26,17 +26,18 @@ use std::time::Duration;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
-/// Until a failed pull is shown as back-off, and until a failed start is looked at again.
+/// Delay until a failed pull is shown as back-off, and until a failed start is checked again.
 const AFTER_FAILED_START: Duration = Duration::from_secs(1);
 /// Until volumes that could not be brought up to date are tried again.
 const AFTER_FAILED_REFRESH: Duration = Duration::from_secs(30);
-/// A container whose configuration is wrong is looked at this often even if nothing it refers to changed.
+/// Interval between checks of a container with a wrong configuration, even if nothing that it refers to
+/// changed.
 const AFTER_CONFIG_ERROR: Duration = Duration::from_secs(60);
 
 /// A critical pod waits for those that make room for it; their ends are looked for this often.
 const AFTER_PREEMPTION: Duration = Duration::from_secs(1);
 
-/// What the API wants of a pod.
+/// The state of a pod that the API asks for.
 #[derive(Debug, Clone)]
 pub(crate) enum Desired {
     /// It exists; with a deletion timestamp it must end.
@@ -89,7 +90,7 @@ pub(super) enum SyncError {
     Interrupted,
 }
 
-/// What a round answers to.
+/// The trigger of a sync.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Cause {
     /// The pod changed in the API, and nothing else is known to have happened.
@@ -97,7 +98,7 @@ enum Cause {
     Anything,
 }
 
-/// Whether the states between the beginning and the end of a round are published.
+/// Tells if the states between the beginning and the end of a sync are published.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Progress {
     Shown,
@@ -123,7 +124,7 @@ pub(super) struct Worker {
     volumes: Option<PodVolumes>,
     pub(super) allocation: Allocation,
     pub(super) resize: resize::Progress,
-    /// What the pod's cgroup was last set to.
+    /// The last resources written to the pod's cgroup.
     cgroup_of: Option<PodResources>,
     /// The part of the pod its volumes show; when it changes they are written again.
     volumes_of: Option<k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta>,
@@ -134,7 +135,7 @@ pub(super) struct Worker {
     messages: HashMap<String, String>,
 }
 
-/// What a worker is told.
+/// The inputs of a worker.
 pub(crate) struct Inputs {
     pub id: PodId,
     /// A static pod: the API neither wants it nor knows it by its UID.
@@ -268,7 +269,7 @@ impl Worker {
             return Ok(None);
         }
         if !self.admitted {
-            // What runs already was admitted before: a restart of the kubelet takes nothing away.
+            // A pod with sandboxes was admitted before: a restart of the kubelet takes nothing away.
             if runtime.is_empty() && !self.admit_unless_ended(pod).await? {
                 self.publish(pod, &runtime, false, false);
                 return Ok(Some(clock::add(now, AFTER_PREEMPTION)));
@@ -414,7 +415,8 @@ impl Worker {
         if !changed && !due && same {
             return Ok(());
         }
-        // What waits (for a driver, for an attachment) stops when the pod must end; work on files is completed.
+        // Waiting (for a driver, for an attachment) stops when the pod must end; work on files is
+        // completed.
         let (stop, mut ending) = (CancellationToken::new(), self.desired.clone());
         let done = {
             let set_up = self.context.volumes.set_up(pod, now, self.volumes.as_ref(), &stop);

@@ -474,7 +474,7 @@ async fn a_container_is_resized_while_it_runs() {
     };
     assert_eq!(pod["status"]["containerStatuses"][0]["restartCount"], 0);
     assert!(h.runtime.calls().iter().any(|note| note == "resize:20000"), "{:?}", h.runtime.calls());
-    // What it was given is known to the next instance as well.
+    // The next instance knows the resources, too.
     h.runtime.exit("c", 1);
     let pod = h.until("p", "restarted", |p| p["status"]["containerStatuses"][0]["restartCount"] == 1).await;
     assert_eq!(cpu_of(&pod)[0], "200m");

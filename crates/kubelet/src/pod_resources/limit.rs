@@ -1,4 +1,4 @@
-//! A limit of requests: so many at once, and so many in a second.
+//! A limit for requests: a number at once, and a number in a second.
 
 use std::time::Duration;
 

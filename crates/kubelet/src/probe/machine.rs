@@ -43,7 +43,7 @@ impl Thresholds {
     }
 }
 
-/// What follows from one more outcome.
+/// The effect of one more result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
     /// Nothing changes; probe again after the period.

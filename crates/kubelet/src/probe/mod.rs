@@ -44,7 +44,7 @@ impl ProbeKind {
     }
 }
 
-/// What the probes of a pod have said so far, by container instance. A new instance starts with nothing.
+/// The results of a pod's probes, by container instance. A new instance starts with none.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct ProbeResults {
     results: HashMap<(String, ProbeKind), bool>,

@@ -1,8 +1,8 @@
-//! Who may hold a connection to the kubelet API, and for how long.
+//! Limits the connections to the kubelet API, in number and time.
 //!
-//! A connection is a stranger's until a request on it was authorized. Strangers have few places and little time; when
-//! their places are full, the peer that has most loses its oldest connection. Nobody has to wait for a stranger: the
-//! API server gets in however many idle connections others hold.
+//! A connection is a stranger's until a request on it was authorized. Strangers have few places and little
+//! time; when their places are full, the peer with the most connections loses its oldest one. Nobody has to
+//! wait for a stranger: the API server gets in however many idle connections others hold.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;

@@ -93,8 +93,8 @@ async fn accept(listener: TcpListener, tls: watch::Receiver<Option<ServerTls>>, 
     }
 }
 
-/// Finds out who is calling, and serves the call. A stranger is told that it is one; that has its limit in time and
-/// its place can be taken.
+/// Authenticates the caller and serves the call. A caller that is not authorized gets an error; until then
+/// it has a time limit and can lose its place.
 async fn greet(stream: TcpStream, tls: ServerTls, server: Arc<Server>, stranger: Stranger) {
     let _ = stream.set_nodelay(true);
     let handshake = tokio::time::timeout(STRANGER_LIMIT, TlsAcceptor::from(tls.config).accept(stream));

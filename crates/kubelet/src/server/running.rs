@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 const RUN_SECONDS: i64 = 600;
 
 impl Server {
-    /// What the runtime has, not what the API wants: pods are named by the labels of their containers.
+    /// Lists the runtime's pods, not the API's: pods are named by the labels of their containers.
     pub(super) async fn running_pods(&self) -> Answer {
         let state = Some(ContainerStateValue { state: ContainerState::ContainerRunning.into() });
         let filter = Some(ContainerFilter { state, ..ContainerFilter::default() });

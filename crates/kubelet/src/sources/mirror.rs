@@ -30,7 +30,7 @@ enum MirrorAction {
     },
 }
 
-/// What the API should show.
+/// Inputs for deciding which mirror pods the API should have.
 struct Shown<'a> {
     /// Static pods that should run.
     local: &'a [Arc<Pod>],

@@ -16,10 +16,10 @@ pub(crate) struct Hint {
 /// The ways to have one resource; none if the nodes do not matter. An empty list: it cannot be had.
 pub(crate) type Hints = Option<Vec<Hint>>;
 
-/// What one manager says, by resource. Nothing: it has no preference.
+/// The hints of one manager, by resource. Empty: it has no preference.
 pub(crate) type ProviderHints = BTreeMap<String, Hints>;
 
-/// How strict the topology manager is.
+/// The topology manager policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum TopologyPolicy {
     #[default]

@@ -13,7 +13,7 @@ use std::path::{Component, Path, PathBuf};
 const DIRECTORY: OFlag =
     OFlag::O_RDONLY.union(OFlag::O_DIRECTORY).union(OFlag::O_NOFOLLOW).union(OFlag::O_CLOEXEC);
 
-/// How a memory file system begins.
+/// The options of a new tmpfs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Tmpfs {
     pub mode: u32,

@@ -138,7 +138,7 @@ impl PodVolumes {
     }
 }
 
-/// What the volumes of a node are made of.
+/// The settings of a node's volumes.
 pub(crate) struct VolumesConfig {
     /// The kubelet's directory.
     pub root: PathBuf,

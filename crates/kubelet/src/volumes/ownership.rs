@@ -4,7 +4,7 @@ use ferrite_hostfs::{Dir, Visit, walk};
 use std::io;
 use std::path::Path;
 
-/// How a volume is given to a group.
+/// The change of a volume's group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct GroupChange {
     pub group: u32,

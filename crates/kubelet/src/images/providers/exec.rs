@@ -11,11 +11,11 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, Command};
 
-/// How long a plugin may take, as upstream has it.
+/// Time limit of a plugin, the same as upstream's.
 pub(super) const TIME_LIMIT: Duration = Duration::from_secs(60);
 /// Longest response a plugin may give.
 const MAX_RESPONSE: u64 = 1 << 20;
-/// How much of a complaint is worth a log line.
+/// Length of a plugin's error output that is logged.
 const MAX_COMPLAINT: u64 = 2 << 10;
 
 /// Credentials by the images they are for.
@@ -30,7 +30,7 @@ pub(super) struct Auth {
     pub password: String,
 }
 
-/// What a plugin is asked.
+/// The request to a plugin.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Request<'a> {
@@ -57,7 +57,7 @@ impl<'a> Request<'a> {
     }
 }
 
-/// What a plugin answers.
+/// The response of a plugin.
 #[derive(Clone)]
 pub(super) struct Response {
     pub cache_key_type: CacheKeyType,
@@ -84,7 +84,7 @@ struct Versioned {
     api_version: String,
 }
 
-/// Why a plugin gave nothing. What it wrote as its response is in none of these: it may be half a secret.
+/// The failure of a plugin. None of these contains the plugin's response: it may be half a secret.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ExecError {
     #[error("error execing credential provider plugin {plugin} for image {image}")]

@@ -34,7 +34,7 @@ pub(crate) struct Providers {
     accounts: Arc<dyn Accounts>,
 }
 
-/// Who asks for the same at the same time gets one run's answer.
+/// Concurrent callers with the same request share one run of the plugin.
 type Flights = Mutex<HashMap<Flight, Arc<OnceCell<Option<Credentials>>>>>;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -57,8 +57,8 @@ impl Providers {
         Self { plugins: plugins.0.into_iter().map(provider).collect(), accounts }
     }
 
-    /// What the plugins have for a repository (an image's name without tag and digest): the most specific
-    /// first, and of equals those of the plugin that is configured earlier.
+    /// The plugins' credentials for a repository (an image's name without tag and digest): the most
+    /// specific first, and of equals those of the plugin that is configured earlier.
     pub(crate) async fn lookup(&self, repository: &str, pod: &Pod) -> Vec<AuthConfig> {
         let mut found: Vec<(String, AuthConfig)> = Vec::new();
         for provider in &self.plugins {
@@ -110,7 +110,7 @@ impl Provider {
     }
 
     async fn run(&self, image: &str, account: Option<AccountData>, scope: &Scope) -> Option<Credentials> {
-        // Another flight may have landed since the cache was looked at.
+        // Another run may have finished since the cache was checked.
         if let Some(known) = self.cache.get(image, scope, self.clock.now()) {
             return Some(known);
         }
@@ -132,8 +132,8 @@ impl Provider {
         Some(response.auth)
     }
 
-    /// What the plugin is told of the pod's service account, and who else may have the answer. `None` when the
-    /// plugin is not for this pod.
+    /// The service account data for the plugin, and the scope of its response. `None` if the plugin is not
+    /// for this pod.
     async fn account(
         &self,
         token: &TokenAttributes,

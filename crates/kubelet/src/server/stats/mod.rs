@@ -1,5 +1,5 @@
-//! What pods and the node use: `/stats/summary`, `/metrics`, `/metrics/resource`, `/metrics/cadvisor` and
-//! `/metrics/probes`.
+//! Resource usage of pods and the node: `/stats/summary`, `/metrics`, `/metrics/resource`,
+//! `/metrics/cadvisor` and `/metrics/probes`.
 
 mod exposition;
 pub(crate) mod node;
@@ -31,7 +31,7 @@ struct PodKey {
     uid: String,
 }
 
-/// What a pod uses: as a whole where the runtime measures that, and by container.
+/// Resource usage of a pod: as a whole if the runtime measures that, and by container.
 #[derive(Debug, Default)]
 struct PodFigures {
     whole: Option<LinuxPodSandboxStats>,

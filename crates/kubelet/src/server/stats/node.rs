@@ -1,4 +1,4 @@
-//! What the kernel counts for the node as a whole.
+//! The kernel's counters for the node as a whole.
 
 use crate::node::meminfo_bytes;
 use nix::sys::statvfs::statvfs;

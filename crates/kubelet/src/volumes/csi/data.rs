@@ -9,7 +9,7 @@ const FILE: &str = "vol_data.json";
 const FRESH: &str = ".vol_data.json.new";
 const LIMIT: u64 = 64 * 1024;
 
-/// How far a publication went. Absent: nobody knows.
+/// The result of a publication. Absent: unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum State {

@@ -1,4 +1,4 @@
-//! What a CSIDriver object and a driver's capabilities mean for one volume. Nothing here waits.
+//! The meaning of a CSIDriver object and a driver's capabilities for one volume. Nothing here waits.
 
 use super::CsiError;
 use super::wanted::{Lifecycle, Wanted};
@@ -55,7 +55,7 @@ pub(super) fn applies_group(driver: Option<&CSIDriver>, wanted: &Wanted) -> bool
     }
 }
 
-/// What the driver is asked for.
+/// The volume capability in the request to the driver.
 pub(super) fn capability(
     wanted: &Wanted,
     capabilities: &NodeCapabilities,
@@ -84,7 +84,7 @@ pub(super) fn capability(
     VolumeCapability { access_type: Some(access), access_mode: Some(AccessMode { mode: mode.into() }) }
 }
 
-/// What a driver that asked for it learns of the pod.
+/// The facts about the pod for a driver that asked for them.
 pub(super) fn pod_info(pod: &Pod, lifecycle: Lifecycle) -> BTreeMap<String, String> {
     let id = PodId::of(pod);
     let account = model::spec(pod).service_account_name.clone().unwrap_or_default();

@@ -30,7 +30,7 @@ enum Progress {
 #[derive(Default)]
 pub(super) struct Republished(Mutex<HashMap<(String, String), Progress>>);
 
-/// What to do about a volume that is published already.
+/// The action for a volume that is published already.
 #[derive(Debug, PartialEq, Eq)]
 enum Step {
     Start,

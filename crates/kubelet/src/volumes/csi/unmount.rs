@@ -123,7 +123,7 @@ impl Csi {
     }
 }
 
-/// What is published for the pod, by what is on disk.
+/// The volumes published for the pod, according to the files on disk.
 fn published(paths: &super::paths::Paths, uid: &str) -> io::Result<Vec<Published>> {
     let mut found = Vec::new();
     for name in names(&paths.pod_volumes(uid)) {
