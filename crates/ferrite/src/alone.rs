@@ -101,8 +101,8 @@ impl Alone {
         Ok(config)
     }
 
-    /// Answers on the component's own port and works, as the leader where that is asked for, until the process is told
-    /// to stop or the lease is lost.
+    /// Answers on the component's own port and works, as the leader if leader election is on, until a
+    /// signal stops the process or the lease is lost.
     pub async fn run(
         self,
         client: kube::Client,

@@ -43,7 +43,7 @@ pub struct ServerOptions {
     pub storage: StorageOptions,
     #[command(flatten)]
     pub serving: ServingOptions,
-    /// Who tokens of service accounts are from. Given several times, the first signs and all are accepted.
+    /// The issuer of service account tokens. Given several times, the first signs and all are accepted.
     #[arg(long, default_value = "https://kubernetes.default.svc", value_name = "URL")]
     pub service_account_issuer: Vec<String>,
     /// Let tokens that are mounted into pods live for a year instead of an hour, for clients that never read them again.
@@ -64,7 +64,8 @@ pub struct ServerOptions {
     /// Let bearers of bootstrap tokens in: secrets of type `bootstrap.kubernetes.io/token` in `kube-system`.
     #[arg(long, default_value_t = false, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
     pub enable_bootstrap_token_auth: bool,
-    /// How the addresses of the Service `kubernetes` are kept: every server that lives, or not at all.
+    /// The way to maintain the addresses of the Service `kubernetes`: those of every live server, or not at
+    /// all.
     #[arg(long, value_enum, default_value_t, value_name = "TYPE")]
     pub endpoint_reconciler_type: EndpointReconcilerType,
     #[command(flatten)]
@@ -121,7 +122,8 @@ pub fn read_file(flag: &str, file: &std::path::Path) -> Result<String, BoxError>
 }
 
 impl RequestHeaderOptions {
-    /// How the server shows itself to extension API servers. None if only foreign front proxies are trusted.
+    /// The server's client certificate for extension API servers. None if only foreign front proxies are
+    /// trusted.
     fn proxy_client(&self, pki: &ClusterPki) -> Result<Option<ferrite_pki::Identity>, BoxError> {
         match (&self.proxy_client_cert_file, &self.proxy_client_key_file) {
             (Some(certificate), Some(key)) => Ok(Some(ferrite_pki::Identity {
@@ -524,12 +526,12 @@ impl ApiServerHandle {
         LocalApi { server: Arc::clone(&self.server), guard: None }
     }
 
-    /// Whether other servers may use the same store.
+    /// Returns true if other servers may use the same store.
     pub fn is_shared(&self) -> bool {
         self.storage.store.is_remote()
     }
 
-    /// What controllers know of this cluster beyond its API.
+    /// The controllers' settings that are not in the cluster's API.
     pub fn controllers_config(&self) -> Result<ferrite_controllers::Config, BoxError> {
         let issuer = &self.server.config().service_account_issuer;
         let tokens = ferrite_pki::TokenSigner::new(&self.pki.service_account_key()?, issuer)?;

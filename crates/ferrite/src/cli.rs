@@ -26,7 +26,7 @@ use std::time::Duration;
 #[derive(Debug, Parser)]
 #[command(name = "ferrite", version = env!("CARGO_PKG_VERSION"), propagate_version = true, arg_required_else_help = true)]
 pub struct Cli {
-    /// How much to log, as klog counts: 0 quiet, 2 for operators, 4 and more for developers.
+    /// Log verbosity, as klog counts: 0 quiet, 2 for operators, 4 and more for developers.
     #[arg(short = 'v', long = "v", global = true, default_value_t = 0, value_name = "LEVEL")]
     verbosity: u8,
     #[command(subcommand)]
@@ -199,7 +199,7 @@ pub fn block_on<T>(task: impl Future<Output = Result<T, BoxError>>) -> Result<T,
     result
 }
 
-/// How long calls that are still under way may take when a command is done.
+/// Time limit of calls that are still in progress when a command is done.
 const LEFT_BEHIND: Duration = Duration::from_secs(5);
 
 /// Waits for SIGINT or SIGTERM.

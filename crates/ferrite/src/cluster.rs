@@ -61,7 +61,7 @@ pub struct ClusterOptions {
     /// Addresses of nodes on the virtual segment.
     #[arg(long, default_value = "10.243.0.0/24", value_name = "CIDR", value_parser = crate::apiserver::parse_cidr)]
     pub node_cidr: Cidr,
-    /// How long a node may be silent before it is taken for lost.
+    /// Time without a heartbeat after which a node counts as lost.
     #[arg(long, default_value = "50s", value_name = "DURATION")]
     pub node_monitor_grace_period: GoDuration,
     #[command(flatten)]
@@ -78,8 +78,8 @@ pub struct ClusterOptions {
     pub container_runtime_endpoint: Option<String>,
     #[command(flatten)]
     pub cni: CniOptions,
-    /// Who makes control groups: the kubelet and the runtime themselves, or systemd when they ask it to. Another
-    /// runtime's own choice counts, if it tells.
+    /// The maker of cgroups: the kubelet and the runtime themselves, or systemd on their behalf. If another
+    /// runtime reports its own choice, that counts.
     #[arg(long, value_enum, default_value_t, value_name = "DRIVER")]
     pub cgroup_driver: CgroupDriver,
     /// Parts to do without.

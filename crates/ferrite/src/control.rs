@@ -1,6 +1,6 @@
 //! The running cluster's own interface for `ferrite` commands: HTTP on a unix socket that only root may open.
 //!
-//! Whoever runs the cluster owns its image store, so commands that change images ask that process.
+//! The cluster's process owns its image store, so commands that change images ask that process.
 
 use crate::apiserver::BoxError;
 use crate::paths::Paths;
@@ -33,7 +33,7 @@ pub struct ImageRow {
     pub pinned: bool,
 }
 
-/// What a pull says while it runs, one JSON text per line.
+/// Progress of a pull, one JSON text per line.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum PullLine {

@@ -207,7 +207,7 @@ fn refuse_foreign(names: Vec<OsString>, path: &Path) -> Result<(), DataDirError>
     }
 }
 
-/// What is in a directory of another user is that user's word, and nothing to act on as root.
+/// Refuses a directory of another user: root must not act on files that the user controls.
 fn refuse_other_owner(dir: &Dir, name: &str, path: &Path) -> Result<(), DataDirError> {
     let described = if name == "." { dir.stat_self() } else { dir.stat(name) };
     let owner = described.map_err(|source| DataDirError::Io { dir: path.to_owned(), source })?.st_uid;

@@ -27,7 +27,7 @@ use tokio::sync::{Notify, Semaphore};
 
 const DNS_PORT: u16 = 53;
 const METRICS_PORT: u16 = 9153;
-/// Who serves DNS in an upstream cluster; others may have granted this account something.
+/// The account of DNS in an upstream cluster; others may have granted it rights.
 const ACCOUNT: &str = "coredns";
 pub const ROLE: &str = "system:coredns";
 const FIELD_MANAGER: &str = "ferrite-dns";
@@ -79,11 +79,11 @@ pub struct ClusterDns {
     /// The name server of pods.
     pub address: IpAddr,
     dns: Arc<Dns>,
-    /// Whether its metrics are served.
+    /// True if its metrics are served.
     metrics: bool,
 }
 
-/// What the DNS server of a node is told.
+/// The settings of a node's DNS server.
 pub struct DnsPlace<'a> {
     /// The domain of the cluster's names.
     pub domain: &'a str,
@@ -313,7 +313,8 @@ where
     }
 }
 
-/// The account, and what it may do. What does not need each other is written together: each write waits for the disk.
+/// Makes the account and its rights. Independent objects are written in parallel: each write waits for the
+/// disk.
 async fn ensure_rights(client: &kube::Client) -> Result<(), kube::Error> {
     let accounts = Api::<ServiceAccount>::namespaced(client.clone(), DNS_NAMESPACE);
     let roles = Api::<ClusterRole>::all(client.clone());

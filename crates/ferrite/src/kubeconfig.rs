@@ -18,7 +18,7 @@ pub enum KubeconfigError {
     Invalid { path: PathBuf, message: String },
 }
 
-/// How the administrator reaches a cluster.
+/// The administrator's access to a cluster.
 pub struct Access<'a> {
     pub server: &'a str,
     pub ca: &'a str,

@@ -18,7 +18,7 @@ pub fn start(verbosity: u8) {
         6..=9 => (LevelFilter::TRACE, LevelFilter::DEBUG),
         _ => (LevelFilter::TRACE, LevelFilter::TRACE),
     };
-    // Whether a link exists is found out by asking for it: its absence is no news.
+    // We check for a link by asking for it: its absence is no news.
     let netlink = theirs.min(LevelFilter::ERROR);
     let filter = Targets::new()
         .with_default(theirs)

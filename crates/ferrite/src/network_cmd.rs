@@ -24,7 +24,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// How long the cluster's name server may take.
+/// Time limit of the cluster's name server.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Show what the data path does with a pod, a Service or a name, and why.

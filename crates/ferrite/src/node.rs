@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Who makes control groups.
+/// The maker of cgroups.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum CgroupDriver {
     #[default]
@@ -37,7 +37,7 @@ impl From<CgroupDriver> for ferrite_cri::v1::CgroupDriver {
     }
 }
 
-/// How pods get their network from plugins.
+/// Options for pod networks by plugins.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct CniOptions {
     /// Give pods a network by CNI plugins instead of the built-in one: directory of their configurations, such as
@@ -157,7 +157,7 @@ async fn add_tools_image(images: &Images) -> Result<(), BoxError> {
     Ok(())
 }
 
-/// What the parts of a node are told of it and of its cluster.
+/// The facts about a node and its cluster for the node's parts.
 pub struct NodePlace<'a> {
     pub name: &'a str,
     pub ip: IpAddr,
@@ -223,13 +223,13 @@ pub async fn start_policies(
     Ok(())
 }
 
-/// What the kubelet runs pods with.
+/// The services with which the kubelet runs pods.
 pub struct Services {
     pub runtime: Arc<dyn RuntimeService>,
     pub images: Arc<dyn ImageService>,
 }
 
-/// How the kubelet of the node works.
+/// Settings of the node's kubelet.
 pub struct KubeletOptions {
     /// Where its own port is.
     pub address: SocketAddr,

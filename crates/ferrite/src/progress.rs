@@ -1,9 +1,9 @@
-//! What a person sees while something takes its time.
+//! Progress messages for a person who waits.
 
 use std::io::{IsTerminal, Write};
 use std::time::Instant;
 
-/// Steps, one line each, told when they are done.
+/// Steps, one line each, printed when they are done.
 pub struct Progress {
     started: Instant,
     terminal: bool,

@@ -33,7 +33,7 @@ pub struct ServerPlace {
     advertise_address: Option<IpAddr>,
 }
 
-/// What agents that join a server are told.
+/// The settings for agents that join a server.
 #[derive(Debug, Clone, Args)]
 pub struct AgentSettings {
     /// Addresses of all pods; each node gets a /24 of it.
@@ -50,7 +50,7 @@ pub struct AgentSettings {
     disable: Vec<Part>,
     #[command(flatten)]
     extras: ExtraOptions,
-    /// How long certificates of nodes last, and others that the cluster signs, at most.
+    /// Longest lifetime of certificates that the cluster signs, those of nodes included.
     #[arg(long, default_value = "8760h0m0s", value_name = "DURATION")]
     cluster_signing_duration: GoDuration,
     #[command(flatten)]
@@ -58,7 +58,7 @@ pub struct AgentSettings {
 }
 
 impl ServerPlace {
-    /// Serves until told to stop. A whole control plane has a scheduler, and agents may join it.
+    /// Serves until a signal to stop. A whole control plane has a scheduler, and agents may join it.
     pub async fn serve(
         self,
         controllers: &[String],

@@ -1,4 +1,4 @@
-//! What is known about a cluster on this machine: who runs it and how it was started.
+//! The state of a cluster on this machine: its process and its start options.
 
 use crate::apiserver::BoxError;
 use crate::paths::Paths;
@@ -133,7 +133,7 @@ fn stat(pid: i32) -> Option<String> {
     stat.rsplit_once(')').map(|(_, rest)| rest.to_owned())
 }
 
-/// Whether the process was stopped by a signal.
+/// Returns true if a signal has stopped (suspended) the process.
 pub fn is_stopped(pid: i32) -> bool {
     stat(pid).is_some_and(|fields| fields.split_whitespace().next() == Some("T"))
 }

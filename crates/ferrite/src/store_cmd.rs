@@ -52,7 +52,7 @@ pub enum SnapshotCommand {
         /// Move a store that exists out of the way instead of refusing.
         #[arg(long)]
         replace: bool,
-        /// How far to move the revision on, so that clients that have seen a later state list anew.
+        /// Number of revisions to skip, so that clients that have seen a later state list anew.
         #[arg(long, default_value_t = 1_000_000, value_name = "REVISIONS")]
         skip_revisions: u64,
     },

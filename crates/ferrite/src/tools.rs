@@ -28,7 +28,7 @@ pub struct Tools {
 enum Tool {
     /// Serve HTTP: `/` says who answers, `/healthz` is ok, `/echo` returns the request, `/exit?code=N` ends.
     Http(HttpArgs),
-    /// Do nothing until told to stop, or for a number of seconds.
+    /// Do nothing until a signal, or for a number of seconds.
     Sleep {
         /// Seconds; without it, for ever.
         seconds: Option<f64>,
@@ -74,9 +74,9 @@ enum Tool {
         #[arg(default_value_t = 64)]
         mebibytes: usize,
     },
-    /// Keep one processor busy until told to stop.
+    /// Keep one processor busy until a signal.
     Spin,
-    /// Print a numbered line every so many milliseconds.
+    /// Print a numbered line at this interval in milliseconds.
     Tick {
         #[arg(default_value_t = 1000)]
         milliseconds: u64,
@@ -90,7 +90,7 @@ enum Tool {
 struct HttpArgs {
     #[arg(long, default_value_t = 8080)]
     port: u16,
-    /// What `/` answers besides the host name.
+    /// Text that `/` answers besides the host name.
     #[arg(long, default_value = "ferrite")]
     text: String,
     /// Not ready (503 on /readyz) until this file exists.

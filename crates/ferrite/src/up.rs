@@ -95,7 +95,7 @@ impl Up {
     }
 }
 
-/// What to type next, exactly.
+/// The next commands to type, exactly.
 fn next_steps(paths: &Paths, state: &State) -> String {
     let mut text = String::from("\nThe cluster is up. Try:\n\n");
     if state.kubeconfig.is_none() {
@@ -120,7 +120,7 @@ pub fn quoted(path: &Path) -> String {
     if text.chars().all(plain) { text } else { format!("'{}'", text.replace('\'', "'\\''")) }
 }
 
-/// What must hold before anything is made.
+/// Checks the machine before anything is made.
 pub fn check_machine() -> Result<(), BoxError> {
     if !nix::unistd::geteuid().is_root() {
         return Err("running containers needs root: try `sudo ferrite up`".into());

@@ -61,7 +61,7 @@ fn isolate(parts: &[String]) -> ExitCode {
     let rounds = rounds
         .filter(|path| path.file_name().is_some_and(|n| n.to_string_lossy().starts_with(measure::ROUND)));
     for runtime in rounds.chain([dir.path().to_owned()]) {
-        // In an empty network: nothing of this machine's is looked at.
+        // In an empty network: the command sees no links of this machine.
         let down = Command::new("unshare")
             .args(["--net", "--", env!("CARGO_BIN_EXE_ferrite"), "down", "--data-dir"])
             .arg(runtime.join(sides::DATA))

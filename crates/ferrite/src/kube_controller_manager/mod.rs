@@ -64,7 +64,7 @@ pub struct KubeControllerManager {
     /// Addresses of Services, which no node gets.
     #[arg(long, value_delimiter = ',', value_name = "CIDR[,CIDR]", value_parser = parse_range)]
     service_cluster_ip_range: Vec<Cidr>,
-    /// How long a node may be silent before it is taken for lost.
+    /// Time without a heartbeat after which a node counts as lost.
     #[arg(long, default_value = "50s", value_name = "DURATION")]
     node_monitor_grace_period: GoDuration,
     /// The same for a node that has never reported.
@@ -91,7 +91,7 @@ pub struct KubeControllerManager {
     /// Quotas are counted anew so often even if nothing changed.
     #[arg(long, default_value = "5m0s", value_name = "DURATION")]
     resource_quota_sync_period: GoDuration,
-    /// Finished pods beyond so many are removed, oldest first; 0 keeps all.
+    /// Number of finished pods to keep; beyond it the oldest are removed. 0 keeps all.
     #[arg(long, default_value_t = 12500, value_name = "N")]
     terminated_pod_gc_threshold: usize,
     #[command(flatten)]
@@ -236,7 +236,7 @@ pub struct AutoscalingFlags {
     /// The time after a pod's start in which changes of its readiness are part of the start.
     #[arg(long, default_value = "30s", value_name = "DURATION")]
     horizontal_pod_autoscaler_initial_readiness_delay: GoDuration,
-    /// HorizontalPodAutoscalers looked at at once.
+    /// Number of HorizontalPodAutoscalers synced in parallel.
     #[arg(long, default_value_t = 5, value_name = "N")]
     concurrent_horizontal_pod_autoscaler_syncs: usize,
 }

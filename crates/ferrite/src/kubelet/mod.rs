@@ -282,7 +282,7 @@ fn quantity(field: &'static str, text: &str) -> Result<Quantity, SettingsError> 
     Quantity::parse(text).map_err(|_| bad(field, format!("{text:?} is no quantity")))
 }
 
-/// What the system and the kubelet keep for themselves.
+/// The resources reserved for the system and the kubelet.
 struct Reserved {
     cpu_milli: i64,
     memory: i64,
@@ -360,7 +360,7 @@ fn total_memory() -> i64 {
     kilobytes.unwrap_or(0).saturating_mul(1024)
 }
 
-/// What upstream checks before it starts.
+/// The checks that upstream makes before it starts.
 fn check_machine(settings: &Settings) -> Result<(), BoxError> {
     let swaps = std::fs::read_to_string("/proc/swaps").unwrap_or_default();
     if settings.bool("failSwapOn") && swaps.lines().skip(1).any(|line| !line.trim().is_empty()) {

@@ -41,7 +41,7 @@ pub enum Form {
     Any,
 }
 
-/// What becomes of a field.
+/// The treatment of a field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     Acted,

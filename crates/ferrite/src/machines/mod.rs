@@ -1,7 +1,8 @@
 //! Nodes on this machine that have networks, mounts, host names, control groups and directories of their own.
 //!
-//! Each is a machine ([`holder`]) on which an ordinary `ferrite agent` runs. What is known of a node is in a file beside
-//! its directory; whoever holds the lock may change it: the cluster's process at its start, or a `ferrite node` command.
+//! Each is a machine ([`holder`]) on which an ordinary `ferrite agent` runs. A file beside the node's
+//! directory describes it. The process that holds the lock may change it: the cluster's process at its
+//! start, or a `ferrite node` command.
 
 pub mod command;
 pub mod holder;
@@ -24,7 +25,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
-/// What all nodes of this machine are started with.
+/// Options common to all nodes of this machine.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MachineOptions {
@@ -34,7 +35,7 @@ pub struct MachineOptions {
     pub resolv_conf: PathBuf,
 }
 
-/// What is known of one node.
+/// The record of one node.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Machine {
@@ -59,7 +60,7 @@ impl Machine {
     }
 }
 
-/// What a node does, as `ferrite node list` tells.
+/// The state of a node, as `ferrite node list` shows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Condition {
     Running,
@@ -217,7 +218,7 @@ impl Machines {
         Ok(names)
     }
 
-    /// Switches a node on, and starts its agent. What runs already goes on.
+    /// Switches a node on, and starts its agent. A running node or agent goes on.
     pub async fn start(
         &self,
         mut machine: Machine,
@@ -347,7 +348,7 @@ impl Machines {
         Ok(())
     }
 
-    /// What the node does now.
+    /// The node's current state.
     pub fn condition(paths: &Paths, machine: &Machine) -> Condition {
         if machine.holder().is_none() {
             return Condition::Off;

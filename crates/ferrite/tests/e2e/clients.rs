@@ -196,7 +196,7 @@ async fn server_side_apply(client: Client) {
     assert_eq!(forced.data.as_ref().unwrap()["k"], "2");
     let managers: Vec<_> = forced.managed_fields().iter().filter_map(|m| m.manager.as_deref()).collect();
     assert_eq!(managers, ["two"], "a manager without fields is gone");
-    // What a manager leaves out, it gives up.
+    // A manager gives up the fields that it leaves out.
     let empty = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "applied"}});
     assert_eq!(maps.patch("applied", &two, &Patch::Apply(empty)).await.unwrap().data, None);
     maps.delete("applied", &DeleteParams::default()).await.unwrap();

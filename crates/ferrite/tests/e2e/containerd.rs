@@ -151,7 +151,8 @@ spec:
     assert_eq!(container_status(&short)["state"]["terminated"]["exitCode"], 3);
     assert_eq!(world.kubectl(&["logs", "-f", "short"]), "done\n");
 
-    // The cluster goes, with a pod that has ended, and comes back, without being told again where its pods are: the same container goes on.
+    // The cluster goes, with a pod that has ended, and comes back without the runtime's address on its
+    // command line: the same container goes on.
     world.kill();
     let moved = ["up", "--container-runtime-endpoint", "unix:///run/other.sock"];
     let refused = world.ferrite(&moved).output().unwrap();

@@ -119,7 +119,7 @@ fn a_pod_has_the_devices_that_it_asks_for() {
         |health: &str| json!([{"name": RESOURCE, "resources": [{"health": health, "resourceID": "two"}]}]);
     assert_eq!(health(&first), shown("Healthy"));
 
-    // A sick device is told, and not given away.
+    // A sick device is reported, and not given away.
     plugin.order("sick two");
     node(&world, "2", "1");
     world.watch(&["pod", "first"], |pod| health(pod) == shown("Unhealthy"));

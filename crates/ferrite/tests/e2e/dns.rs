@@ -31,7 +31,7 @@ fn outside_resolver(world: &World) {
     });
 }
 
-/// What a name stands for in a pod; nothing if it is not known there.
+/// The addresses of a name as a pod resolves it; empty if the pod does not find the name.
 fn lookup(world: &World, pod: &str, name: &str) -> Vec<String> {
     let output = world.try_kubectl(&["exec", pod, "--", "/ferrite", "tools", "dns", name]);
     let mut found: Vec<String> = String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect();

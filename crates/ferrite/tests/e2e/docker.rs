@@ -51,7 +51,7 @@ impl Engine {
         self.command(arguments).output().unwrap()
     }
 
-    /// What a command that must succeed prints.
+    /// The output of a command that must succeed.
     pub(crate) fn ok(&self, arguments: &[&str]) -> String {
         let output = self.run(arguments);
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -91,7 +91,7 @@ impl Engine {
         places.filter(|group| group.exists()).collect()
     }
 
-    /// What is left of this engine on the machine.
+    /// The traces of this engine on the machine.
     pub(crate) fn traces(&self) -> Vec<String> {
         let data = self.path("d").display().to_string();
         let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();

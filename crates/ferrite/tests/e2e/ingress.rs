@@ -14,7 +14,7 @@ fn server(world: &World, namespace: &str, name: &str) {
     world.kubectl(&[&namespace[..], &expose].concat());
 }
 
-/// What curl prints, with the status on a line of its own.
+/// The output of curl, with the status on a line of its own.
 fn curl(world: &World, arguments: &[&str]) -> String {
     let common = ["-s", "--max-time", "10", "-w", "\n%{http_code} %{http_version}"];
     let output =

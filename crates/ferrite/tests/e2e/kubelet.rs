@@ -166,7 +166,7 @@ fn mirror(world: &World, name: &str) -> Value {
     eventually(&format!("the mirror of {name} is ready"), || get(world, &["pod", name]).filter(is_ready))
 }
 
-/// What a caller gets from the kubelet's own port.
+/// The response of the kubelet's own port.
 fn ask(world: &World, token: &str, path: &str) -> (String, String) {
     let url = format!("https://{NODE_IP}:10250{path}");
     let header = format!("Authorization: Bearer {token}");

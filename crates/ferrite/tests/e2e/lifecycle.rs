@@ -4,7 +4,7 @@ use crate::world::*;
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// What of the machine a cluster may change.
+/// The parts of the machine that a cluster may change.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Traces {
     pub mounts: BTreeSet<String>,

@@ -122,7 +122,7 @@ impl Fleet {
         std::fs::read_to_string(&self.machines[n].log).unwrap_or_default()
     }
 
-    /// What a server says that does not start.
+    /// The error of a server that does not start.
     fn refused(&self, n: usize, extra: &[&str]) -> String {
         let output = self.server_command(n, extra).output().unwrap();
         assert!(!output.status.success());
@@ -295,7 +295,7 @@ impl Writer {
         Self { stop, acknowledged, failed, thread }
     }
 
-    /// Waits until so many more writes were acknowledged.
+    /// Waits until `count` more writes were acknowledged.
     fn more(&self, count: usize) {
         let before = self.acknowledged.lock().unwrap().len();
         eventually("writes go on", || {
@@ -555,7 +555,8 @@ fn servers_join_share_and_replace_each_other() {
 
 /// Enough pods that a leader is paused before it has made them all.
 const MANY: usize = 200;
-/// The pods that a ReplicaSet's controller asks for at once at most while it makes so many: batches double in size.
+/// Most pods that a ReplicaSet's controller creates in parallel for this number of replicas: batches double
+/// in size.
 const BATCH: usize = 68;
 
 #[test]

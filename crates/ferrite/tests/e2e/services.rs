@@ -81,7 +81,7 @@ fn a_cluster_ip_leads_to_every_pod_of_its_service() {
     delete_table(&world);
     first_answer(&world, target);
 
-    // Without pods, the client is told at once.
+    // Without pods, the client gets a rejection at once.
     world.kubectl(&["scale", "deployment", "web", "--replicas=0"]);
     eventually("a refusal", || {
         world.netns.http_get(target, "/").err().filter(|error| error.contains("refused"))

@@ -70,7 +70,7 @@ fn a_store_is_checked_saved_damaged_and_restored() {
     assert!(number(&anew) > number(&version) + 900_000, "no revision means two things: {anew}");
     server.stop();
 
-    // A damaged copy is told from a good one, and is not restored over anything.
+    // The check rejects a damaged copy, and restore does not write it over anything.
     succeeds(&world, &["snapshot", "save"]);
     damage(&saved);
     let listed = fails(&world, &["snapshot", "list"]);

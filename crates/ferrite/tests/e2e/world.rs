@@ -162,7 +162,7 @@ impl World {
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let up = lines.by_ref().map_while(Result::ok).any(|line| line.contains("The cluster is up"));
         assert!(up, "the cluster did not start:\n{}", self.log());
-        // Somebody must go on reading, or the process would be told that nobody listens.
+        // Somebody must go on reading, or the process would get a broken pipe.
         std::thread::spawn(move || lines.for_each(drop));
         self.up = Some(child);
     }
@@ -296,9 +296,8 @@ impl World {
         self.watch(&["pod", pod], is_ready)
     }
 
-    /// Waits until a deployment has exactly `replicas`, all up to date and available.
-    /// What a pod's server answers. A pod without a probe is Ready as soon as its process runs, which may be
-    /// before that listens.
+    /// The response of a pod's server. A pod without a probe is Ready as soon as its process runs, which
+    /// may be before that listens.
     pub fn page(&self, pod: &Value) -> String {
         let address = (pod_ip(pod), 8080).into();
         eventually("the pod serves", || self.netns.http_get(address, "/").ok())

@@ -51,7 +51,7 @@ fn volumes_of_the_kubelet_cannot_be_written() {
     std::fs::create_dir(&victim).unwrap();
     std::fs::write(victim.join("kept"), "x").unwrap();
 
-    // What the pod is for works.
+    // The intended use of the volumes works.
     let read = sh(&world, "p", "cat /v/secret/key /v/config/key /v/projected/key /v/downward/labels /v/key");
     assert_eq!(read, "oneoneonea=\"b\"one");
     assert!(sh(&world, "p", "cat /v/projected/token").len() > 100);
