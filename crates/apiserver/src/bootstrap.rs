@@ -1,4 +1,4 @@
-//! What every cluster has from the start: system namespaces and the `kubernetes` Service.
+//! The objects that every cluster has from the start: system namespaces and the `kubernetes` Service.
 
 mod roles;
 
@@ -17,13 +17,13 @@ use std::time::Duration;
 
 const NAMESPACES: [&str; 4] = ["default", "kube-system", "kube-public", "kube-node-lease"];
 const SELF: &str = "system:apiserver";
-/// What the server's own Service, and the range of all Services, are called.
+/// Name of the server's own Service, and of the range of all Services.
 const DEFAULT: &str = "kubernetes";
 /// As upstream: what could not be written is tried again after this.
 const AGAIN: Duration = Duration::from_secs(10);
 
 pub(crate) async fn run(server: &ApiServer) -> Result<(), Status> {
-    // What does not need each other is written together: each write waits for the disk.
+    // Independent objects are written in parallel: each write waits for the disk.
     let namespaces = NAMESPACES.map(|name| {
         let namespace = json!({"metadata": {"name": name}});
         ensure(server, "", "namespaces", "", namespace)
@@ -174,7 +174,7 @@ async fn keep_one<F: Future<Output = Result<(), Status>>>(
 
 /// Upstream's default roles, bindings, priority classes and flow schemas, one object a line.
 const DEFAULTS: &str = include_str!("bootstrap.jsonl");
-/// So many are written at once: the store puts them into few writes.
+/// Number of parallel writes: the store puts them into few writes to disk.
 const AT_ONCE: usize = 64;
 
 async fn policy(server: &ApiServer) -> Result<(), Status> {

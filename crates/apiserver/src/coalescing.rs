@@ -13,7 +13,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// More than this does not wait. Two TLS records, so that a system call is well used.
 const WAITING: usize = 32 << 10;
-/// What is so large fills a system call by itself, and is not copied.
+/// Writes of at least this size bypass the buffer: they fill a system call by themselves.
 const LARGE: usize = 8 << 10;
 
 /// A stream whose writes wait for [`CoalescingWriter::poll_out`], or go straight on if it does not hold them.
@@ -23,7 +23,7 @@ struct Inner<S> {
     stream: S,
     holds: bool,
     waiting: Vec<u8>,
-    /// How much of what waits has been sent.
+    /// Number of waiting bytes that have been sent.
     sent: usize,
 }
 

@@ -6,9 +6,9 @@ use crate::request::Health;
 use ferrite_component::metrics::{Counter, Family, Gauge, Registry};
 use std::sync::{Arc, LazyLock};
 
-/// What every endpoint checks first.
+/// The first checks of every endpoint.
 const FIRST: &[&str] = &["ping", "log"];
-/// What must have started. All of it has, or the server is not ready.
+/// The parts that must have started before the server is ready.
 const STARTED: &[&str] = &[
     "poststarthook/start-apiserver-admission-initializer",
     "poststarthook/generic-apiserver-start-informers",
@@ -55,11 +55,11 @@ pub(crate) fn checks(endpoint: Health) -> Vec<&'static str> {
 /// Checks of the store. A store that takes no more changes fails them for good: the server is not alive.
 const STORE: &[&str] = &["etcd", "etcd-readiness"];
 
-/// What the server knows about itself.
+/// The server's own state.
 #[derive(Debug, Clone)]
 pub(crate) struct State {
     pub started: bool,
-    /// It has been told to stop.
+    /// The server is shutting down.
     pub draining: bool,
     /// Why the store takes no changes.
     pub store: Result<(), String>,

@@ -36,7 +36,7 @@ pub(crate) fn text(code: u16, text: impl Into<String>) -> Response {
     answer(code, "text/plain; charset=utf-8", text.into())
 }
 
-/// What goes through a [`pipe`].
+/// A message of a [`pipe`].
 pub(crate) enum Piece {
     Data(Bytes),
     /// Nothing is missing.

@@ -18,7 +18,7 @@ use ferrite_api::{Gvk, Status, meta, patch};
 use ferrite_json::{Value, json};
 use std::sync::{Mutex, PoisonError};
 
-/// What the content type says the body is.
+/// The kind of patch, from the content type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Json,
@@ -66,7 +66,7 @@ pub(crate) fn is_apply(content_type: &str) -> bool {
     Kind::of(content_type).is_ok_and(|kind| kind == Kind::Apply)
 }
 
-/// Whether the body is of a kind of patch: others find no route.
+/// Returns true if the body is a kind of patch: others find no route.
 pub(crate) fn is_patch(headers: &::http::HeaderMap) -> bool {
     let given = headers.get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
     Kind::of(given).is_ok()
@@ -186,7 +186,7 @@ async fn plain(
         Some(_) => None,
         None => Some(call.schema()?),
     };
-    // An object that is not there is missed before a patch is looked at.
+    // A missing object is reported before the patch is parsed.
     let document = parse(kind, body, options.field_validation);
     let found = Mutex::new(Vec::new());
     let gvk = call.resource.gvk();
@@ -239,8 +239,8 @@ const NO_MERGE_PATCH: &str = "Invalid JSON Patch";
 
 /// The patch itself as a value, with what strict validation finds in it.
 ///
-/// As upstream: unless told to ignore it, the server first looks whether the document is what a patch of its kind has
-/// to be, and says which of its own types it could not fill.
+/// As upstream: unless the validation is `Ignore`, the server first checks that the document is valid for
+/// its kind of patch, and names the one of its own types that it could not fill.
 pub(crate) fn parse(kind: Kind, body: &Bytes, validation: FieldValidation) -> Result<Decoded, Status> {
     let looks = validation != FieldValidation::Ignore;
     let refuse = |why: String| match kind {
@@ -282,7 +282,8 @@ pub(crate) fn parse(kind: Kind, body: &Bytes, validation: FieldValidation) -> Re
 /// Members of an operation of a JSON patch; all but the value are text.
 const OPERATION: [&str; 4] = ["op", "path", "from", "value"];
 
-/// Whether the operations are what upstream's type for them takes, with its complaints about unknown members.
+/// Checks that the operations fit upstream's type for them, and collects its complaints about unknown
+/// members.
 fn check_operations(operations: &[Value], strict: &mut Vec<String>) -> Result<(), String> {
     let mut unknown = Vec::new();
     for (index, operation) in operations.iter().enumerate() {
@@ -364,7 +365,7 @@ async fn apply(
     let gvk = call.resource.gvk();
     let unreadable = |e| Status::bad_request(format!("error decoding YAML: {e}"));
     let document = yaml::read(body).map_err(unreadable)?;
-    // What is applied is the document itself: a null owns its field, and an absent struct is not an empty one.
+    // The document itself is applied: a null owns its field, and an absent struct is not an empty one.
     let mut applied = codec::json::decode_any(document.json().as_bytes()).map_err(unreadable)?.value;
     check_applied(&applied, &gvk)?;
     let name = call.name().to_owned();
@@ -407,7 +408,7 @@ async fn apply(
     match registry.update(&update).await {
         Err(status) if status.code == 404 && subresource.is_none() => {
             call.authorize_create()?;
-            // What is made says itself what it is called, and cannot be an object that was there before.
+            // The document of a new object must contain its name, and no UID of an earlier object.
             if !named {
                 crate::registry::metadata::check_name(&Value::Null, &name)?;
             }

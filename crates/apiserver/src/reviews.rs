@@ -155,7 +155,7 @@ fn rules_status(call: &Call, review: &Value) -> Value {
     }
     let mut status = json!({"resourceRules": resources, "nonResourceRules": paths, "incomplete": false});
     if node::name(&call.user).is_some() {
-        // What a node may do beyond roles depends on its pods.
+        // A node's rights beyond its roles depend on its pods.
         status["incomplete"] = true.into();
         status["evaluationError"] = "node authorizer does not support user rule resolution".into();
     }
@@ -203,7 +203,8 @@ fn action(review: &Value) -> Action {
     }
 }
 
-/// What is said of selectors that cannot be read, or not wholly. As upstream: the question is then a wider one.
+/// The messages about selectors that cannot be parsed, or not wholly. As upstream: the check then ignores
+/// them.
 fn ignored_selectors(attributes: &Value) -> Vec<String> {
     let mut ignored = Vec::new();
     let mut tell = |key: &str, partially: &str| {

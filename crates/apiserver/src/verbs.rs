@@ -90,7 +90,7 @@ async fn dispatch(call: &mut Call) -> Result<Response, Status> {
         }
     }
     call.server.registry.catch_up(call.verb, &call.query).await?;
-    // What is rarer or larger than a look at one object is kept apart, so that the look stays small.
+    // Rarer or larger futures are boxed, so that the future of a plain get stays small.
     if let Some(name) = call.target.subresource.clone() {
         return Box::pin(subresource::handle(call, &name)).await;
     }

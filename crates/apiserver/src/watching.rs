@@ -41,7 +41,7 @@ pub(crate) fn answer(call: &mut Call) -> Result<Response, Status> {
     let content_type = encoder.content_type();
     let stream = match call.server.registry.watch(&call.resource, namespace, selectors, &options) {
         Ok(stream) => Ok(stream),
-        // As upstream: a version that is too old is told inside the stream.
+        // As upstream: the stream itself reports that a version is too old.
         Err(status) if status.code == 410 => Err(status),
         Err(status) => return Err(status),
     };
@@ -123,7 +123,7 @@ impl Watcher {
         }
     }
 
-    /// None when the client cannot be told any more.
+    /// Sends an event. None if the client is gone.
     async fn send(&mut self, event: &WatchEvent) -> Option<()> {
         let frame: Bytes = match event {
             WatchEvent::Initial(entry) => self.encoder.initial(entry),

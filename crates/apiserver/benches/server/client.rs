@@ -118,11 +118,11 @@ pub async fn account(client: &Client) {
 pub struct Turn {
     /// Which of the clients it is.
     pub worker: usize,
-    /// How many requests there were before.
+    /// Number of earlier requests.
     pub number: u64,
 }
 
-/// What many clients did.
+/// The result of many clients' work.
 pub struct Done {
     requests: u64,
     elapsed: Duration,

@@ -31,7 +31,7 @@ pub async fn serve(dir: &Path) {
     server.serve(listener, tls).await;
 }
 
-/// What a server shows, and what its administrator shows to it.
+/// The certificates of a server and of its administrator.
 pub fn identities(pki: &ClusterPki) -> (Identity, Identity) {
     let names = vec!["localhost".to_owned(), "127.0.0.1".to_owned()];
     let subject = Subject { common_name: "kube-apiserver".into(), organization: None, names };
@@ -114,7 +114,7 @@ fn proc(id: u32, file: &str) -> String {
     std::fs::read_to_string(format!("/proc/{id}/{file}")).unwrap()
 }
 
-/// How the administrator connects.
+/// The administrator's TLS connector.
 pub fn connector(pki: &ClusterPki) -> TlsConnector {
     let (_, admin) = identities(pki);
     let mut tls = ferrite_pki::client_config(pki.ca(), Some(&admin)).unwrap();

@@ -21,7 +21,7 @@ pub async fn run(with_gets: bool, with_lists: bool) {
     }
 }
 
-/// Creates what is looked at later, and tells what it takes in our memory.
+/// Creates the objects to read later, and prints our memory for them.
 async fn fill(server: &Server) {
     let client = server.client().await;
     let before = server.pss();
@@ -68,7 +68,7 @@ async fn gets(servers: &[Server]) {
     }
 }
 
-/// What listing again and again took.
+/// The cost of repeated lists.
 struct Listed {
     megabytes: f64,
     seconds: f64,

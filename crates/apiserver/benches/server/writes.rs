@@ -12,7 +12,7 @@ const CONNECTIONS: usize = 16;
 /// Stands in a prepared body where each request says something new.
 const NOTE: &str = "@note@";
 
-/// What a client does, again and again.
+/// A client's repeated request.
 #[derive(Clone, Copy)]
 enum Write {
     Create,
@@ -24,7 +24,7 @@ enum Write {
 impl Write {
     const ALL: [Self; 4] = [Self::Create, Self::Update, Self::StatusPatch, Self::Apply];
 
-    /// How it is chosen on the command line.
+    /// Its name on the command line.
     fn part(self) -> &'static str {
         match self {
             Self::Create => "creates",

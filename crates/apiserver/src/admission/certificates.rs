@@ -37,7 +37,7 @@ fn signer(object: &Value) -> &str {
     object["spec"]["signerName"].as_str().unwrap_or_default()
 }
 
-/// Whether the user has a right over a signer, by its name or by its domain.
+/// Returns true if the user has a right over a signer, by its name or by its domain.
 fn may(view: &View, attributes: &Attributes<'_>, verb: &str, signer: &str) -> bool {
     let domain = signer.split_once('/').map_or(signer, |(domain, _)| domain);
     [signer.to_owned(), format!("{domain}/*")].into_iter().any(|name| {
@@ -56,7 +56,7 @@ fn may(view: &View, attributes: &Attributes<'_>, verb: &str, signer: &str) -> bo
 pub(super) struct OverSigner {
     name: &'static str,
     verb: &'static str,
-    /// What the user wanted, in a refusal.
+    /// The wanted action, for a refusal.
     wanted: &'static str,
     /// The signer, if the write is one of those.
     signer: for<'a> fn(&Attributes<'a>, &'a Value) -> Option<&'a str>,

@@ -26,7 +26,7 @@ impl Plugin for NamespaceExists {
     }
 }
 
-/// What it stands for is done before a create begins: a plugin only decides.
+/// Has no code of its own: its work is done before a create begins, because a plugin only decides.
 pub(super) struct NamespaceAutoProvision;
 
 impl NamespaceAutoProvision {

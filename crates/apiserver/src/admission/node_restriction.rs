@@ -282,7 +282,8 @@ fn audience_problem(
 /// Looks up an object by group, plural, namespace and name.
 type Get<'a> = &'a dyn Fn(&str, &str, &str, &str) -> Option<Value>;
 
-/// Whether a volume of a pod needs tokens for an audience: a projected one by itself, others by their CSI driver.
+/// Returns true if a volume of a pod needs tokens for an audience: a projected one by itself, others by
+/// their CSI driver.
 fn names_audience(pod: &Value, volume: &Value, audience: &str, get: Get<'_>) -> bool {
     let projected = list(&volume["projected"], "sources").iter().any(|source| {
         let token = &source["serviceAccountToken"];

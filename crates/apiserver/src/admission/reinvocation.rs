@@ -6,7 +6,7 @@ use ferrite_api::meta;
 use ferrite_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What the stages of one request tell each other.
+/// State that the stages of one request share.
 #[derive(Default)]
 pub(crate) struct Reinvocation {
     wanted: bool,
@@ -14,7 +14,7 @@ pub(crate) struct Reinvocation {
     stages: BTreeMap<&'static str, StageMemory>,
 }
 
-/// What a stage remembers of the first round.
+/// A stage's state from the first round.
 #[derive(Default)]
 struct StageMemory {
     /// The object when the stage ended.
@@ -38,7 +38,7 @@ impl Reinvocation {
         self.wanted
     }
 
-    /// Whether this is the second round.
+    /// Returns true if this is the second round.
     pub fn is_again(&self) -> bool {
         self.again
     }
@@ -52,8 +52,8 @@ impl Reinvocation {
         }
     }
 
-    /// Whether one of a stage runs in this round: in the second only one that ran in the first, wants to run again, and
-    /// was followed by a change.
+    /// Returns true if an entry of a stage runs in this round. In the second round, only an entry that ran
+    /// in the first, wants to run again, and was followed by a change.
     pub fn runs(&self, stage: &'static str, id: &str) -> bool {
         !self.again || self.stages.get(stage).is_some_and(|memory| memory.again.contains(id))
     }

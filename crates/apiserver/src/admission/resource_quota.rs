@@ -16,7 +16,7 @@ pub(super) const NAME: &str = "ResourceQuota";
 
 #[derive(Default)]
 struct ResourceQuota {
-    /// What may only be used where a quota covers it.
+    /// Resources that may only be used where a quota covers them.
     limited: Vec<Limited>,
 }
 

@@ -11,7 +11,7 @@ use ferrite_json::{Map, Value, json};
 pub(super) struct ServiceAccount;
 
 const TOKEN_PATH: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
-/// Whether an account's pods may use no secrets but those it lists.
+/// Annotation of accounts whose pods may use only the secrets that the account lists.
 const ENFORCED: &str = "kubernetes.io/enforce-mountable-secrets";
 const MIRROR: &str = "kubernetes.io/config.mirror";
 /// A little more than an hour: the kubelet refreshes at 80 %, so that a token lives an hour at least.

@@ -43,7 +43,7 @@ use tokio::time::Instant;
 const GROUP: &str = "apiregistration.k8s.io";
 const PLURAL: &str = "apiservices";
 const MANAGER: &str = "kube-apiserver";
-/// How often the Services behind APIServices are looked up.
+/// Interval between lookups of the Services behind APIServices.
 const LOOK: Duration = Duration::from_secs(1);
 /// As upstream: a server that answered is asked again after this.
 const PROBE_AGAIN: Duration = Duration::from_secs(30);
@@ -64,7 +64,7 @@ impl Aggregator {
         Arc::clone(&self.services.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Everything that extension API servers have told of themselves.
+    /// The discovery documents of all extension API servers.
     pub fn discovered(&self) -> Arc<BTreeMap<services::GroupVersion, Discovered>> {
         Arc::clone(&self.discovered.read().unwrap_or_else(PoisonError::into_inner))
     }

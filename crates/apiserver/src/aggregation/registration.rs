@@ -15,7 +15,7 @@ const OWN_GROUP: &str = "apiregistration.k8s.io";
 /// The rank that servers of such groups usually ask for.
 const MOUNTED: Priority = Priority { group: 100, version: 100 };
 
-/// How long an APIService is kept as it should be.
+/// The time for which the server maintains an APIService.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Upkeep {
     /// Once, when the server starts. The administrator may change it afterwards.

@@ -1,4 +1,4 @@
-//! What all backends have in common: truncation, the queue, and who waits for whom.
+//! The common parts of all backends: truncation, the queue, and waiting.
 
 use super::event::{Event, Level, Stage};
 use super::log::AuditFormat;
@@ -17,7 +17,7 @@ const KIB: usize = 1 << 10;
 /// Events of requests that wait until they are stored.
 const BLOCKING_QUEUE: usize = 1024;
 
-/// Who waits for an event to be stored.
+/// The party that waits until an event is stored.
 #[derive(Debug, Clone)]
 pub enum AuditMode {
     /// Nobody. Events that do not fit into the buffer are lost, and counted.
@@ -28,7 +28,7 @@ pub enum AuditMode {
     BlockingStrict,
 }
 
-/// How events are gathered before they are stored.
+/// Limits for collecting events before they are stored.
 #[derive(Debug, Clone)]
 pub struct AuditBatch {
     /// Events that may wait.
@@ -40,7 +40,7 @@ pub struct AuditBatch {
     pub throttle: Option<AuditThrottle>,
 }
 
-/// How many batches there may be.
+/// The rate limit of batches.
 #[derive(Debug, Clone, Copy)]
 pub struct AuditThrottle {
     /// Batches per second.

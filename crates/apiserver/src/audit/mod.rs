@@ -1,7 +1,8 @@
 //! Auditing: a record of who asked for what, and what came of it.
 //!
-//! [`policy`] decides how much of a request is told, [`record`] gathers it on the request's way, [`event`] writes it
-//! down, and [`backend`] has the places where it goes. A server without a policy has no [`Auditor`].
+//! [`policy`] decides how much of a request is recorded, [`record`] collects it while the request is
+//! handled, [`event`] encodes it, and [`backend`] has the destinations. A server without a policy has no
+//! [`Auditor`].
 
 mod backend;
 mod body;
@@ -39,7 +40,7 @@ use tokio_util::task::TaskTracker;
 /// When the server stops, backends have this long to take what is left.
 const FLUSH: Duration = Duration::from_secs(10);
 
-/// How a server audits.
+/// The audit settings of a server.
 #[derive(Debug, Clone)]
 pub struct AuditConfig {
     pub policy: AuditPolicy,

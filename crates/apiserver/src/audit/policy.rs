@@ -38,7 +38,7 @@ pub struct AuditPolicy {
     omit_managed_fields: bool,
 }
 
-/// How one request is audited.
+/// The policy's decision for one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Verdict {
     pub level: Level,

@@ -1,4 +1,4 @@
-//! Who asks, and whether they may.
+//! Authentication and authorization.
 
 pub(crate) mod bootstrap_token;
 mod certificate;
@@ -36,7 +36,7 @@ use ferrite_api::selector::FieldSelector;
 use ferrite_component::metrics::{Counter, Family, registry};
 use std::sync::{Arc, LazyLock};
 
-/// What somebody wants to do, as policies speak of it.
+/// An action as policies describe it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Action {
     pub verb: String,
@@ -52,7 +52,7 @@ pub(crate) struct Action {
 }
 
 impl Action {
-    /// What a request is about.
+    /// The action of a request.
     pub fn of(route: &Route, verb: Option<Verb>, method: &http::Method, path: &str, query: &Query) -> Self {
         match route {
             Route::Resource(target) => {

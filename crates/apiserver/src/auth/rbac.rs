@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 const GROUP: &str = "rbac.authorization.k8s.io";
 const RESOURCES: [&str; 4] = ["clusterroles", "roles", "clusterrolebindings", "rolebindings"];
 
-/// What a role allows.
+/// A rule of a role.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Rule {
     verbs: Vec<String>,
@@ -105,8 +105,8 @@ impl Rule {
         rules
     }
 
-    /// Whether this rule gives all that a broken-down rule gives. A star covers everything, and nothing else covers a
-    /// star. A rule for some names never covers one for all names.
+    /// Returns true if this rule grants all that a broken-down rule grants. A star covers everything, and
+    /// nothing else covers a star. A rule for some names never covers one for all names.
     pub fn covers_rule(&self, other: &Self) -> bool {
         let covers = |held: &[String], wanted: &[String]| {
             held.iter().any(|h| h == "*") || wanted.iter().all(|w| held.contains(w))
@@ -328,7 +328,7 @@ impl Rbac {
         rules
     }
 
-    /// Whether a cluster role allows something, whoever has it.
+    /// Returns true if a cluster role allows the action, whoever has it.
     pub fn role_allows(&self, role: &str, action: &Action) -> bool {
         let state = self.current();
         let rules = state.roles.get(&(String::new(), role.to_owned()));

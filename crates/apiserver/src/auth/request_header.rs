@@ -29,7 +29,7 @@ pub struct RequestHeader {
 }
 
 impl RequestHeader {
-    /// What other servers have to know to trust the same proxies, under upstream's keys.
+    /// The settings that let other servers trust the same proxies, under upstream's keys.
     pub(crate) fn published(&self) -> Vec<(&'static str, String)> {
         let list = |names: &[String]| ferrite_json::Value::from(names.to_vec()).to_string();
         let mut data = vec![

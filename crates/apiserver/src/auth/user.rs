@@ -1,15 +1,15 @@
-//! Who a request comes from.
+//! The user of a request.
 
 use std::collections::BTreeMap;
 
-/// Who a request comes from.
+/// The user of a request.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct User {
     pub name: String,
     pub groups: Vec<String>,
     /// Empty when the way of authentication knows none.
     pub uid: String,
-    /// What else is known about them, for policies and audits.
+    /// Further facts about them, for policies and audits.
     pub extra: BTreeMap<String, Vec<String>>,
 }
 
@@ -50,7 +50,7 @@ impl User {
         self.name == ANONYMOUS
     }
 
-    /// Whether they may do everything, whatever the policy says.
+    /// Returns true if they may do everything, whatever the policy says.
     pub(crate) fn is_master(&self) -> bool {
         self.is_in(MASTERS)
     }

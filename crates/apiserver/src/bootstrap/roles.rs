@@ -8,7 +8,7 @@ use ferrite_json::{Map, Value, json};
 /// Objects with this annotation set to `false` are left alone.
 const AUTO_UPDATE: &str = "rbac.authorization.kubernetes.io/autoupdate";
 
-/// What becomes of an object.
+/// The result of reconciling an object.
 #[derive(Debug, PartialEq)]
 pub(super) enum Reconciled {
     /// It stays, or becomes this.

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 /// About the size of a piece, and of what is read at once to make one.
 pub(crate) const PIECE: usize = 128 << 10;
-/// Where little is selected, a piece is sent when so many were read for it.
+/// Most reads for one piece if few objects are selected; then the piece is sent.
 const MAX_READS: usize = 8;
 
 /// A list on its way out.
@@ -29,7 +29,7 @@ pub(crate) struct Pieces {
     done: bool,
 }
 
-/// How an item is written.
+/// The encoding of an item.
 #[derive(Clone, Copy)]
 enum Form {
     /// The stored bytes behind their beginning, which is that long.
@@ -51,7 +51,8 @@ enum Form {
 }
 
 impl Pieces {
-    /// Whether there are pieces in this representation. YAML and indented JSON are for people, and made as a whole.
+    /// Returns true if this representation can be sent in pieces. YAML and indented JSON are for people,
+    /// and made as a whole.
     pub fn exist(as_: Representation) -> bool {
         as_.format != Format::Yaml && !as_.pretty
     }
@@ -104,7 +105,7 @@ impl Pieces {
         self.done
     }
 
-    /// The next piece; it may be empty where nothing of what was looked at is selected.
+    /// The next piece; it may be empty if none of the examined objects is selected.
     pub fn next(&mut self) -> Option<Result<Bytes, Status>> {
         if self.done {
             return None;
@@ -223,7 +224,7 @@ impl Pieces {
 /// Tags of the fields `metadata` and `items`, which every list has at the same place.
 const METADATA: u8 = 1 << 3 | 2;
 const ITEMS: u8 = 2 << 3 | 2;
-/// What follows the object in an envelope: an empty content encoding and content type.
+/// The bytes behind the object in an envelope: an empty content encoding and content type.
 const ENVELOPE_TAIL: &[u8] = &[3 << 3 | 2, 0, 4 << 3 | 2, 0];
 
 fn named(name: &str) -> Result<TypeRef, Status> {

@@ -28,7 +28,7 @@ use tokio_util::sync::CancellationToken;
 pub(crate) const GROUP: &str = "apiextensions.k8s.io";
 pub(crate) const PLURAL: &str = "customresourcedefinitions";
 const MANAGER: &str = "kube-apiserver";
-/// How long a definition waits that could not be written.
+/// Delay before a failed write of a definition is repeated.
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// The resources of one definition.
@@ -118,7 +118,7 @@ impl ResourceTables {
     }
 }
 
-/// What the task remembers of each definition.
+/// The task's state of each definition.
 #[derive(Default)]
 struct Known(BTreeMap<String, Remembered>);
 

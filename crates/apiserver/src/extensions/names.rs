@@ -89,7 +89,8 @@ impl<'a> Taken<'a> {
     }
 }
 
-/// The names a definition has from now on. One that is taken keeps what it was; the last such is told.
+/// The names that a definition has from now on. If a name is taken, the definition keeps its earlier one;
+/// the last such conflict is returned.
 fn accept(wanted: &Value, before: &Value, taken: &Taken<'_>) -> (Value, Option<(&'static str, String)>) {
     let mut names = json!({"plural": "", "kind": ""});
     if let (Some(names), Some(before)) = (names.as_object_mut(), before.as_object()) {

@@ -79,7 +79,7 @@ fn header(uid: &str) -> HeaderValue {
 }
 
 impl FlowControl {
-    /// With so many seats; no level but the mandatory ones until [`FlowControl::apply`].
+    /// Makes flow control with `total` seats; only the mandatory levels exist until [`FlowControl::apply`].
     pub fn new(total: usize) -> Self {
         let flow = Self {
             total: u32::try_from(total).unwrap_or(u32::MAX),

@@ -1,4 +1,4 @@
-//! What the server counts, in the format and with the names of upstream.
+//! The server's metrics, in the format and with the names of upstream.
 
 mod access;
 mod histogram;
@@ -51,7 +51,8 @@ const BODY_VERBS: [(&str, &str); 5] = [
 ];
 const EVENT_BYTES: &[f64] = &[1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 32768.0, 65536.0, 131_072.0];
 
-/// What a request is, for counting. Only what is served has a resource, so there are not more kinds than that.
+/// The labels of a request in metrics. Only served resources appear, which bounds the number of label
+/// values.
 #[derive(Debug, Clone)]
 pub(crate) struct RequestKind {
     resource: Option<Arc<Resource>>,
@@ -124,7 +125,7 @@ impl RequestKind {
         self.long_running
     }
 
-    /// Whether the request is about a resource that is served, and no connection.
+    /// Returns true if the request is about a served resource, and is no connection.
     pub fn is_of_resource(&self) -> bool {
         self.resource.is_some() && self.verb != "CONNECT"
     }
@@ -218,7 +219,7 @@ impl Series {
     }
 }
 
-/// How long changes took until they were durable, in upstream's words, whatever the store is.
+/// Durations of changes until they were durable, under upstream's names, whatever the store is.
 #[derive(Default)]
 pub(crate) struct StoreTimes(Mutex<BTreeMap<(String, String, &'static str), Histogram>>);
 
@@ -434,7 +435,7 @@ pub(crate) fn put(out: &mut String, line: &str) {
     let _ = writeln!(out, "{line}");
 }
 
-/// How many objects of each resource are stored, and what is kept besides.
+/// The number of stored objects of each resource, and the store's other usage.
 pub(crate) fn put_storage(out: &mut String, table: &ResourceMap, snapshot: &Snapshot, usage: &Usage) {
     let counts: Vec<(&Resource, usize, usize)> = table
         .rows()

@@ -1,4 +1,4 @@
-//! What can be done at which path, in neither version of OpenAPI: the documents are written from this.
+//! The operations of each path, independent of the version of OpenAPI: the documents are written from this.
 
 use super::parameters::{self, Parameter};
 use super::schemas::Schemas;

@@ -78,7 +78,7 @@ impl Schemas {
         self.dialect
     }
 
-    /// What refers to the objects of a resource, and to their lists.
+    /// References to the schemas of a resource's objects and of their lists.
     pub fn bodies(&mut self, resource: &Resource, schema_of: SchemaOf<'_>) -> (Option<Value>, Option<Value>) {
         if resource.custom.is_some() {
             let (body, list) = custom::add(self, resource, schema_of);
@@ -344,7 +344,7 @@ impl Schemas {
     }
 }
 
-/// What upstream calls the type of a field whose content nobody describes.
+/// Upstream's name for the type of a field whose content has no schema.
 fn raw_name(type_: TypeRef, field: &Field) -> &'static str {
     match (type_.name, field.name) {
         (_, "fieldsV1") => "apimachinery.pkg.apis.meta.v1.FieldsV1",

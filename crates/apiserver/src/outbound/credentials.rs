@@ -1,4 +1,4 @@
-//! How this server shows itself to webhooks: users of a kubeconfig, by the names of the servers.
+//! The server's credentials for webhooks: users of a kubeconfig, by the names of the servers.
 
 use ::http::HeaderValue;
 use base64::Engine;

@@ -192,7 +192,7 @@ fn in_go_words(error: &std::io::Error) -> String {
     letters.next().map_or_else(String::new, |first| first.to_lowercase().chain(letters).collect())
 }
 
-/// Whether a kept connection ended before the other side can have seen the request.
+/// Returns true if a kept connection ended before the other side can have seen the request.
 fn is_stale(error: &hyper::Error) -> bool {
     error.is_canceled() || error.is_closed() || error.is_incomplete_message()
 }

@@ -46,7 +46,7 @@ pub(super) fn of(service: &Value) -> impl Iterator<Item = IpAddr> {
     listed.into_iter().flatten().filter_map(|address| address.as_str()?.parse().ok())
 }
 
-/// Whether somebody holds the address.
+/// Returns true if a Service holds the address.
 pub(super) fn is_held(view: &View, address: IpAddr) -> bool {
     key(&view.table, address).is_some_and(|key| view.snapshot.get(key.as_bytes()).is_some())
 }
@@ -61,7 +61,7 @@ pub(super) fn held(view: &View) -> Vec<IpAddr> {
         .collect()
 }
 
-/// Whether somebody holds the port.
+/// Returns true if a Service holds the port.
 pub(super) fn is_port_held(view: &View, port: u16) -> bool {
     view.snapshot.get(port_key(port).as_bytes()).is_some()
 }
@@ -130,7 +130,7 @@ impl Registry {
         txn.when(Compare::Absent(key.clone())).then(Op::put(key, value))
     }
 
-    /// Whether a write failed because an address or a port it wanted has been taken meanwhile.
+    /// Returns true if a write failed because another Service took its address or port meanwhile.
     pub(super) fn lost_address(&self, service: &Value) -> bool {
         let view = self.view();
         of(service).any(|a| is_held(&view, a)) || held_ports(service).any(|p| is_port_held(&view, p))
@@ -154,7 +154,7 @@ impl Registry {
             if lost == WatchEnd::Closed {
                 return;
             }
-            // Too much has happened to be told one by one.
+            // The watch fell behind the history: continue from the present state.
             position = self.store.snapshot().revision();
             if let Err(status) = self.repair_addresses().await {
                 tracing::warn!(error = status.message, "cannot record the addresses of Services");
@@ -185,7 +185,7 @@ impl Registry {
         for (_, entry) in view.snapshot.range(prefix.as_bytes(), None) {
             let Some(service) = stored::decode(services, entry) else { continue };
             for address in of(&service).filter(|address| !is_held(&view, *address)) {
-                // Who else records it does so for the same Service.
+                // Another writer records it for the same Service.
                 self.store
                     .commit(self.claim(Txn::default(), address, &service))
                     .await

@@ -22,7 +22,8 @@ impl Sent {
         Self(places)
     }
 
-    /// The errors of an object, told of the object as it was sent. What is wrong is decided by what will be stored.
+    /// The errors of an object, reported for the object as it was sent. The object to be stored decides
+    /// what is wrong.
     pub(super) fn errors(&self, object: &Value, validate: impl Fn(&Value) -> FieldErrors) -> FieldErrors {
         let errors = validate(object);
         if errors.is_empty() || self.0.is_empty() {
@@ -63,7 +64,8 @@ fn restore(object: &mut Value, place: &[Step], empty: &Value) {
     }
 }
 
-/// What is wrong with a new object. As upstream: the kind looks first, then the server at what all kinds share.
+/// The errors of a new object. As upstream: the kind's validation comes first, then that of fields that all
+/// kinds share.
 pub(super) fn of_new(resource: &Resource, object: &Value) -> FieldErrors {
     let strategy = &resource.strategy;
     let namespaced = resource.is_namespaced();
@@ -104,7 +106,8 @@ fn allow_finalizers(resource: &Resource, errors: &mut FieldErrors) {
     }
 }
 
-/// What is wrong with a change. As upstream: the server looks at metadata and so does the kind, and both tell.
+/// The errors of a change. As upstream: the server validates metadata and so does the kind, and both
+/// report.
 pub(super) fn of_change(
     resource: &Resource,
     subresource: Option<&str>,

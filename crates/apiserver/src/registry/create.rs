@@ -15,7 +15,7 @@ use ferrite_json::Value;
 use ferrite_store::{Compare, Entry, Lease, LeaseId, Op, Outcome, Txn};
 use jiff::Timestamp;
 
-/// How often a generated name is drawn anew when it is taken, as upstream.
+/// Attempts to find a free generated name, as upstream.
 const GENERATE_ATTEMPTS: usize = 8;
 const QUOTA_CONTENDED: &str = "too many others use the same quota at once; try again";
 const ADDRESS_TAKEN: &str = "another server has just given the address away; try again";
@@ -154,7 +154,8 @@ impl Registry {
             attributes = Attributes { name, ..attributes };
         }
         check_escalation(&self.rbac, &view, &grant(write, &object))?;
-        // Changes nothing where admission has changed nothing. What admission sets is complete: it needs no defaults.
+        // Has no effect if admission has changed nothing. Values that admission sets are complete: they
+        // need no defaults.
         metadata::merge_owners(&mut object, &write.options.warnings, metadata::OWNERS_ADMITTED);
         strategy.prepare_create(&mut object);
         let allocation = self.services.allocate(&view, resource, &mut object, None, write.options.dry_run)?;
@@ -187,7 +188,8 @@ impl Registry {
         let lease = self.lease_for(resource, now).await?;
         let encoded = self.encode(resource, &object).await?;
         let outrun = |why| Status::conflict(&resource.group, &resource.plural, name, why);
-        // What is let go of before the store answers is freed where it was made, while the processor has it at hand.
+        // Drop the object before waiting for the commit: the thread that allocated it frees it while it is
+        // in cache.
         let needed = !write.copied || holds_addresses(resource) || !charges.is_empty();
         let object = Some(object).filter(|_| needed);
         for _ in 0..CHARGE_ATTEMPTS {

@@ -9,11 +9,11 @@ use ferrite_json::Value;
 use ferrite_store::{Compare, Op, Outcome, Txn};
 use jiff::{SignedDuration, Timestamp};
 
-/// What became of the object.
+/// The result of a delete.
 pub(crate) enum Deleted {
     /// It is gone. The last state is answered.
     Gone(Value),
-    /// It is marked and stays until its agent or its finalizers let go.
+    /// It is marked and stays until its agent confirms or its finalizers are removed.
     Marked(Value),
 }
 
@@ -35,9 +35,10 @@ impl Registry {
         {
             write.options.warnings.add(warning);
         }
-        // The object as this request marked it. Whoever removes it then completes this request: it is no error.
+        // The object as this request marked it. If another request then removes it, this one is complete:
+        // it is no error.
         let mut marked_here: Option<(Value, String)> = None;
-        // The state that admission has let go: it is asked again only about another.
+        // The state that admission has accepted: it is asked again only about another.
         let mut admitted = None;
         for _ in 0..ATTEMPTS {
             let view = self.view();
@@ -172,7 +173,7 @@ pub(crate) fn check_delete_preconditions(
     Ok(())
 }
 
-/// What a delete does to the stored object.
+/// The change that a delete makes to the stored object.
 #[derive(Debug, PartialEq)]
 enum Step {
     Remove,

@@ -1,4 +1,5 @@
-//! What the watchers of a resource share: each event is looked into and encoded once, however many there are.
+//! State shared by the watchers of a resource: each event is decoded and encoded once, however many there
+//! are.
 
 use super::Facts;
 use bytes::Bytes;
@@ -16,7 +17,7 @@ use std::time::{Duration, Instant};
 const MAX_EVENTS: usize = 1024;
 /// Bytes of frames remembered.
 const MAX_BYTES: usize = 4 << 20;
-/// Who has not taken an event by then is no company worth waiting for.
+/// Frames older than this are dropped; a slower watcher encodes its own.
 const MAX_AGE: Duration = Duration::from_secs(10);
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -94,7 +95,7 @@ impl Hub {
         }
     }
 
-    /// The events of changes, shared with the others that are told of them. Changes come in the order of revisions.
+    /// The events of changes, shared with the other watchers. Changes come in the order of revisions.
     pub fn share(self: &Arc<Self>, changes: Vec<Change>) -> Vec<Arc<Event>> {
         if Arc::strong_count(self) < 2 {
             self.received.add(changes.len() as u64);
@@ -149,7 +150,7 @@ pub(crate) struct Event {
     counted: Option<Arc<AtomicUsize>>,
 }
 
-/// What tells two frames of an event apart.
+/// The properties that distinguish two frames of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FrameKey {
     pub type_: EventType,
@@ -188,13 +189,13 @@ impl Event {
         }
     }
 
-    /// What selectors see of the object after the change; none when it is gone.
+    /// The object's selectable facts after the change; none if it is gone.
     pub fn now(&self, resource: &Resource) -> Option<&Facts> {
         let entry = self.change.entry.as_ref()?;
         self.now.get_or_init(|| Facts::of(resource, entry)).as_ref()
     }
 
-    /// What they saw before; none when there was nothing.
+    /// Its selectable facts before the change; none if it did not exist.
     pub fn before(&self, resource: &Resource) -> Option<&Facts> {
         let entry = self.change.previous.as_ref()?;
         self.before.get_or_init(|| Facts::of(resource, entry)).as_ref()
@@ -273,7 +274,7 @@ mod tests {
         for event in of_first.iter().chain(&of_second) {
             event.frame(KEY, make).unwrap();
         }
-        // What lies before everything remembered is made for the asker alone.
+        // An event older than the remembered ones is made for this watcher alone.
         assert_eq!(made.get(), 8);
         assert!(Arc::ptr_eq(&of_second[0], &of_first[3]));
         assert_eq!(hub.bytes.load(Ordering::Relaxed), 5 * 5);

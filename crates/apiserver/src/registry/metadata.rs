@@ -114,7 +114,7 @@ pub(crate) fn invalid(resource: &Resource, name: &str, errors: &[FieldError]) ->
     Status::invalid(group.unwrap_or(&stored.group), kind, name, errors)
 }
 
-/// What an update may never change, taken from the stored object.
+/// Copies the fields that an update may never change from the stored object.
 pub(crate) fn keep_identity(new: &mut Value, old: &Value) {
     // A UID that differs stays, to be refused: it is immutable.
     if meta::uid(new).is_empty() {
@@ -133,7 +133,7 @@ pub(crate) fn keep_identity(new: &mut Value, old: &Value) {
         let metadata = meta::metadata_mut(new);
         match kept {
             Some(value) => metadata.insert(key, value),
-            // A deletion begins with a delete. Whoever claims one is refused: it is immutable.
+            // Only a delete begins a deletion. A client that sets the field gets an error: it is immutable.
             None if key.starts_with("deletion") => continue,
             None => metadata.remove(key),
         };

@@ -221,7 +221,7 @@ pub(crate) struct Write<'a> {
 }
 
 pub(crate) struct Registry {
-    /// Whether writers of objects on which nothing acts are warned.
+    /// True if writers of objects on which nothing acts get a warning.
     pub warns_of_inert: bool,
     /// Resources of which they are not, because an optional part acts on them.
     pub acted_on: &'static [&'static str],
@@ -236,7 +236,7 @@ pub(crate) struct Registry {
     decoded: Arc<decoded::DecodedObjects>,
     pub services: ServiceAllocator,
     hubs: hub::Hubs,
-    /// How long the store takes.
+    /// Durations of the store's writes.
     pub times: StoreTimes,
     pub admission: Chain,
     /// Events are kept this long, in seconds.

@@ -1,4 +1,4 @@
-//! How an object lies in the store.
+//! The stored form of an object.
 //!
 //! The value is JSON that begins `{"kind":"Pod","apiVersion":"v1","metadata":{`, so that an answer is made by
 //! copying: the resource version (known only once the store has numbered the change) goes in right behind that
@@ -127,13 +127,13 @@ impl Encoded {
 
 /// An object that was written, or would have been.
 pub(crate) struct Written {
-    /// None if it was let go of: then it is what was stored.
+    /// None if it was dropped early: then the stored form has it.
     object: Option<Value>,
     stored: Option<(Encoded, Revision)>,
 }
 
 impl Written {
-    /// What was stored as `encoded` with a revision.
+    /// An object that was stored as `encoded` with a revision.
     pub fn stored(mut object: Option<Value>, encoded: Encoded, revision: Revision) -> Self {
         if let Some(object) = &mut object {
             set_version(object, revision);
@@ -211,7 +211,7 @@ pub(crate) fn put_object(entry: &Entry, out: &mut BytesMut) {
     put_versioned(entry.modified, rest.get(1..).unwrap_or_default(), out);
 }
 
-/// How long the beginning is that all stored objects of a resource share.
+/// Length of the beginning that all stored objects of a resource share.
 pub(crate) fn beginning(resource: &Resource) -> usize {
     head(resource).len()
 }
@@ -313,7 +313,7 @@ mod tests {
             let again = encode_for_answer(&pods, &object);
             let written = Written::stored(Some(object), encoded, Revision(7));
             let whole = ferrite_json::to_vec(&*written.object(&pods)).unwrap();
-            // Who has let go of it finds it in what was stored.
+            // A write that dropped its object reads it from the stored form.
             let let_go = Written::stored(None, again, Revision(7));
             assert_eq!(let_go.object(&pods), written.object(&pods), "{rest}");
             assert_eq!(written.json(&pods).is_some(), copied, "{rest}");

@@ -81,7 +81,7 @@ fn member<'a>(object: &'a [u8], name: &[u8]) -> Option<Option<&'a [u8]>> {
     }
 }
 
-/// How long the value at the beginning is.
+/// Length of the JSON value at the beginning.
 fn length(value: &[u8]) -> Option<usize> {
     let mut depth = 0usize;
     let mut at = 0;

@@ -14,7 +14,7 @@ use ferrite_json::Value;
 use ferrite_store::{Compare, Op, Outcome, Txn};
 use jiff::Timestamp;
 
-/// How the new object comes about, given the stored one. Called again when somebody else was faster.
+/// Makes the new object from the stored one. Called again when another writer was faster.
 pub(crate) type Change<'a> = &'a (dyn Fn(&Value) -> Result<Value, Status> + Send + Sync);
 
 /// An update of an object or one of its subresources.
@@ -32,7 +32,7 @@ pub(crate) struct Update<'a> {
 
 /// An update is tried again this often when others write the same object.
 const ATTEMPTS: usize = 16;
-/// How often a write is tried that others outrun to its quota: in each round one of them gets through.
+/// Attempts of a write while others change its quota: in each round one of them succeeds.
 pub(super) const CHARGE_ATTEMPTS: usize = 256;
 const CONFLICT: &str =
     "the object has been modified; please apply your changes to the latest version and try again";
@@ -255,7 +255,7 @@ impl Registry {
     }
 }
 
-/// Whether the last thing that held a deleted object is gone.
+/// Returns true if nothing holds a deleted object any more.
 fn is_finished(resource: &Resource, object: &Value) -> bool {
     let held = meta::finalizers(object).next().is_some() || held_by_spec(resource, object);
     let grace = object.pointer("/metadata/deletionGracePeriodSeconds").and_then(Value::as_i64).unwrap_or(0);
@@ -283,7 +283,7 @@ fn same(new: &Value, old: &Value) -> bool {
     })
 }
 
-/// Whether two values have the same members but for one of them.
+/// Returns true if two values have the same members except one.
 fn same_but(new: &Value, old: &Value, ignored: &str, same: impl Fn(&str, &Value, &Value) -> bool) -> bool {
     let (Value::Object(new), Value::Object(old)) = (new, old) else { return new == old };
     let count = |map: &ferrite_json::Map| map.len() - usize::from(map.contains_key(ignored));
@@ -294,8 +294,9 @@ fn same_but(new: &Value, old: &Value, ignored: &str, same: impl Fn(&str, &Value,
             .all(|(key, new)| old.get(key).is_some_and(|old| same(key, new, old)))
 }
 
-/// Whether a Lease stays with its holder: a heartbeat that is repeated within seconds and need not cost a disk write
-/// of its own. One that changes hands is durable, or two could believe that they hold it after a crash.
+/// True if the Lease keeps its holder: a heartbeat that is repeated within seconds and need not cost a disk
+/// write of its own. A Lease that changes hands is durable, or two could believe that they hold it after a
+/// crash.
 fn is_renewal(new: &Value, old: &Value) -> bool {
     let holder = "/spec/holderIdentity";
     new.pointer("/kind").and_then(Value::as_str) == Some("Lease")

@@ -12,15 +12,15 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// What a watcher is told.
+/// An event of a watch.
 pub(crate) enum WatchEvent {
-    /// What was there when the watch began, told as added.
+    /// An object that existed when the watch began, sent as added.
     Initial(Arc<Entry>),
     Changed {
         type_: EventType,
         event: Arc<Event>,
     },
-    /// Everything up to this revision has been told.
+    /// Everything up to this revision has been sent.
     Bookmark {
         revision: Revision,
         initial_events_end: bool,
@@ -38,7 +38,7 @@ pub(crate) struct WatchStream {
     converter: Arc<Converter>,
     /// Objects and changes that are being converted: whoever waits for the next event may give up in between.
     unconverted: (Vec<Arc<Entry>>, Vec<Change>),
-    /// What was there when the watch began and has not been looked at yet.
+    /// Objects from the beginning of the watch that have not been read yet.
     initial: Option<Items>,
     /// The bookmark that follows it.
     initial_end: Option<Revision>,
@@ -46,7 +46,7 @@ pub(crate) struct WatchStream {
     ended: bool,
 }
 
-/// About how much of the initial state is looked at in one go.
+/// About the number of bytes of the initial state read in one go.
 const INITIAL: usize = 128 << 10;
 
 impl Registry {
@@ -73,7 +73,7 @@ impl Registry {
         if after < oldest {
             return Err(gone(&WatchEnd::Compacted { wanted: after.next(), oldest: oldest.next() }));
         }
-        // Objects of another version can be told from others only after they are converted.
+        // Objects of another version can be selected only after they are converted.
         let of_stored = match crate::extensions::converts(resource) {
             true => Selectors::default(),
             false => selectors.clone(),
@@ -161,7 +161,7 @@ impl WatchStream {
 
     /// A bookmark for the present position, or what comes before it.
     pub fn bookmark(&mut self) -> Option<WatchEvent> {
-        // What has to be converted first is told by `next`.
+        // `next` sends changes that must be converted first.
         if !self.ready.is_empty() || self.initial.is_some() || crate::extensions::converts(&self.resource) {
             return None;
         }

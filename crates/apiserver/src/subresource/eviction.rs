@@ -99,7 +99,7 @@ fn is_ready(pod: &Value) -> bool {
     conditions.into_iter().any(|c| c["type"] == "Ready" && c["status"] == "True")
 }
 
-/// Whether a pod that is not ready may go without being counted.
+/// Returns true if a pod that is not ready may be evicted without being counted.
 fn unhealthy_may_go(budget: &Value) -> bool {
     let number = |key: &str| budget["status"][key].as_i64().unwrap_or(0);
     budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
@@ -124,7 +124,7 @@ fn refused(cause: String) -> Status {
     status
 }
 
-/// Whether a budget lets one more pod go.
+/// Checks that a budget allows one more eviction.
 fn check(budget: &Value) -> Result<(), Status> {
     let name = meta::name(budget);
     let status = &budget["status"];

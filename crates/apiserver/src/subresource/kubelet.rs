@@ -109,8 +109,8 @@ pub(super) async fn attach(call: &mut Call) -> Result<Response, Status> {
     stream(call, "attach").await
 }
 
-/// As upstream: a WebSocket begins with a GET, which asks for no more than `get`. Whoever gets into a container must
-/// hold `create`, however they come.
+/// Requires the verb `create`. As upstream: a WebSocket begins with a GET, which asks for no more than
+/// `get`, but every way into a container requires `create`.
 fn require_create(call: &Call) -> Result<(), Status> {
     if call.verb == Verb::Create {
         return Ok(());
@@ -222,7 +222,7 @@ async fn upgrade(call: &mut Call, pod: &Value, path: &str) -> Result<Response, S
     dial::join(&call.server, &mut call.parts, response)
 }
 
-/// What the kubelet complained about, as a Status.
+/// The kubelet's error as a Status.
 async fn relay_error(response: ::http::Response<hyper::body::Incoming>) -> Status {
     const LIMIT: usize = 64 << 10;
     let code = response.status().as_u16();
@@ -244,7 +244,7 @@ fn host(pod: &Value) -> Result<&str, Status> {
     node.ok_or_else(|| Status::bad_request(format!("pod {} does not have a host assigned", meta::name(pod))))
 }
 
-/// How the server shows itself to kubelets.
+/// The server's TLS settings for kubelets.
 pub(super) fn tls(server: &ApiServer) -> Result<Arc<rustls::ClientConfig>, Status> {
     let tls = server.config.kubelet_client.clone();
     tls.ok_or_else(|| Status::internal("this server has no certificate for kubelets"))

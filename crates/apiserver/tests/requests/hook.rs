@@ -95,7 +95,7 @@ impl HookServer {
         json!({"url": self.url(path), "caBundle": bundle})
     }
 
-    /// What it was asked under a path.
+    /// The requests under a path.
     pub fn seen(&self, path: &str) -> Vec<Seen> {
         self.seen.lock().expect("a lock").iter().filter(|seen| seen.path == path).cloned().collect()
     }

@@ -246,7 +246,7 @@ async fn an_idle_connection_ends_and_a_watch_keeps_one() {
 }
 
 impl Network {
-    /// How the server sees a client with that identity and those headers.
+    /// The server's view of a client with that identity and those headers.
     async fn as_client(&self, identity: Option<&Identity>, headers: &[(&str, &str)]) -> (u16, Value) {
         let ca = self.authority.certificate();
         let mut tls = ferrite_pki::client_config(ca, identity).expect("a configuration");

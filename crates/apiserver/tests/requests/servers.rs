@@ -94,7 +94,7 @@ async fn what_one_server_acknowledged_is_seen_by_the_next_request_to_another() {
         assert_eq!(reader.get(&old).await.code, 200);
     }
 
-    // Both watches have told the same, everything, in order.
+    // Both watches have sent the same events, all of them, in order.
     let mut told = Vec::new();
     for mut body in watches {
         let (mut text, mut seen) = (Vec::new(), Vec::new());

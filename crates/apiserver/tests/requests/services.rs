@@ -165,7 +165,7 @@ async fn addresses_come_from_any_range_that_is_ready() {
     assert_eq!(world.patch("merge", &format!("{RANGES}/more/status"), &unready).await.code, 200);
     assert_eq!(world.post(SERVICES, &service("d", json!({"clusterIP": "10.9.0.8"}))).await.code, 422);
     assert_eq!(world.post(SERVICES, &service("d", json!({}))).await.code, 422);
-    // What is given back may be had again.
+    // A returned address may be allocated again.
     assert_eq!(world.delete(&format!("{SERVICES}/a")).await.code, 200);
     assert_eq!(addresses(&world.post(SERVICES, &service("d", json!({}))).await), ["10.0.0.2"]);
 }
@@ -226,7 +226,7 @@ async fn a_port_on_the_nodes_is_one_services() {
         format!("Invalid value: {port}: provided port is already allocated")
     );
 
-    // What becomes of it when its Service needs it no longer.
+    // The port is free again when its Service does not need it any more.
     let plain = json!({"spec": {"type": "ClusterIP"}});
     let path = format!("{SERVICES}/a");
     let changed = world.patch("merge", &path, &plain).await;

@@ -124,7 +124,7 @@ struct Variables<'a> {
     values: Vec<OnceLock<Result<Cel<'a>, EvalError>>>,
     /// The values that the variables themselves read.
     activation: OnceLock<Activation<'a>>,
-    /// A variable sees only those before it: only so many are visible now.
+    /// Number of visible variables: a variable sees only those before it.
     visible: AtomicUsize,
     /// The cost of those that were computed since it was last asked for.
     cost: AtomicU64,
@@ -167,8 +167,8 @@ impl LazyObject for Variables<'_> {
     }
 }
 
-/// Whether the match conditions of a policy are met, or the reason why nobody knows. An unmet condition counts more
-/// than errors of others.
+/// Returns true if the match conditions of a policy are met, or the error of a condition. An unmet
+/// condition takes precedence over errors of others.
 pub(super) fn meets_conditions(
     definition: &Definition,
     inputs: &Inputs<'_>,

@@ -45,7 +45,7 @@ const REVIEWS: &[(&str, &str)] = &[
     ("authorization.k8s.io", "subjectaccessreviews"),
 ];
 
-/// Whether policies have no say in a resource.
+/// Returns true if policies do not apply to a resource.
 fn is_exempt(resource: &Resource) -> bool {
     let policies = resource.group == GROUP
         && matches!(
@@ -97,7 +97,7 @@ impl Policies {
     }
 }
 
-/// What evaluations of one request share. Each part is made when it is first needed.
+/// Values shared by the evaluations of one request. Each is made when it is first needed.
 struct Session<'a> {
     view: &'a View,
     attributes: &'a Attributes<'a>,
@@ -172,7 +172,7 @@ impl<'a> Session<'a> {
     }
 }
 
-/// Whether a binding matches the request.
+/// Returns true if a binding matches the request.
 fn binding_matches(
     binding: &Binding,
     view: &View,

@@ -14,7 +14,7 @@ use std::borrow::Cow;
 /// The largest answer: a patch of a whole object, which is base64 of JSON.
 const LIMIT: usize = 8 << 20;
 
-/// What a webhook that admits a request has decided.
+/// The decision of a webhook that admits a request.
 pub(super) struct Outcome {
     /// The object as it is now, if it was changed.
     pub object: Option<Value>,

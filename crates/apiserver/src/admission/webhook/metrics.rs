@@ -1,4 +1,4 @@
-//! What webhooks cost and how they decide, by their names.
+//! Durations and decisions of webhooks, by their names.
 
 use crate::metrics::{Timing, head, put};
 use std::collections::BTreeMap;

@@ -12,11 +12,11 @@ use std::ops::RangeInclusive;
 /// Ports being given out in one write: what others have, and what the write has got so far.
 pub(super) struct Giving<'a> {
     pub range: &'a RangeInclusive<u16>,
-    /// Whether what is given is counted: dry runs keep nothing.
+    /// True if allocations are counted: dry runs keep nothing.
     pub counts: bool,
-    /// Whether a stored Service has a port.
+    /// Returns true if a stored Service has a port.
     pub held: &'a dyn Fn(u16) -> bool,
-    /// What this and other writes have got.
+    /// Ports of this and other writes in progress.
     pub reserved: &'a mut BTreeSet<u16>,
     pub given: &'a mut Vec<u16>,
 }
@@ -223,7 +223,7 @@ mod tests {
             "the lower part is left to those who ask: {}",
             number(0)
         );
-        // What one of them asks for is the other's too.
+        // A number that one of them asks for is the other's too.
         let asked =
             json!([{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP", "nodePort": 30005}]);
         let spec = given(json!({"type": "NodePort", "ports": asked}), None).expect("ports");
