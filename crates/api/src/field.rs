@@ -124,7 +124,7 @@ impl fmt::Display for Path {
     }
 }
 
-/// What is wrong with a field. The variants are upstream's `field.ErrorType`s.
+/// The kind of error in a field. The variants are upstream's `field.ErrorType`s.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Problem {
     Required,
@@ -146,7 +146,7 @@ pub struct FieldError {
     pub problem: Problem,
     /// Upstream's explanation; empty where upstream gives none.
     pub detail: String,
-    /// How the value is printed when it is not as JSON with sorted keys: upstream prints structures in the
+    /// The printed form of the value, if it is not JSON with sorted keys: upstream prints structures in the
     /// order in which their fields are declared.
     pub rendered: Option<String>,
 }

@@ -29,12 +29,12 @@ pub const MAX_DEPTH: usize = 112;
 /// server adds to an object never takes it beyond [`MAX_DEPTH`].
 pub const MAX_OBJECT_DEPTH: usize = 100;
 
-/// What a decoder makes of a request's body.
+/// The decoded body of a request.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Decoded {
     /// The object without the fields its type does not know.
     pub value: Value,
-    /// What strict field validation complains about, in the order of the document and in upstream's words:
+    /// The complaints of strict field validation, in the order of the document and in upstream's words:
     /// `unknown field "spec.foo"`, `duplicate field "spec.replicas"`.
     pub strict: Vec<String>,
 }
@@ -45,7 +45,7 @@ impl Decoded {
         (!self.strict.is_empty()).then(|| format!("strict decoding error: {}", self.strict.join(", ")))
     }
 
-    /// What is wrong, one text each, as upstream warns of it: YAML's complaints come apart.
+    /// The complaints, one text each, as upstream warns of them: those of YAML are split into lines.
     pub fn warnings(&self) -> impl Iterator<Item = &str> {
         self.strict.iter().flat_map(|complaint| match complaint.strip_prefix("yaml: unmarshal errors:\n") {
             Some(lines) => lines.lines().map(str::trim).collect::<Vec<_>>(),

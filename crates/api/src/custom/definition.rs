@@ -318,7 +318,7 @@ impl Custom {
         stored
     }
 
-    /// Brings an object that a client has sent under its schema. Unknown fields are dropped and told.
+    /// Checks an object that a client has sent against its schema. Unknown fields are dropped and reported.
     pub fn conform(&self, mut object: Value) -> Result<Decoded, DecodeError> {
         let schema = &self.version().schema;
         let mut unknown = Vec::new();

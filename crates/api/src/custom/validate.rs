@@ -8,13 +8,14 @@ use crate::field::{FieldError, FieldErrors, Path, Problem};
 use ferrite_json::{Text, Value};
 use std::collections::{HashMap, HashSet};
 
-/// What is wrong with a value at `path`. `old` is what it was before an update.
+/// The errors of a value at `path`. `old` is the value before an update.
 pub fn value(value: &Value, old: Option<&Value>, schema: &Schema, path: &Path) -> FieldErrors {
     let walk = Walk { base: path };
     walk.check(value, old, schema, "").errors
 }
 
-/// What a schema found, and how much of it a value met: of alternatives that all fail, the closest is told.
+/// The errors of a schema, and a measure of how far a value matched it: of alternatives that all fail, the
+/// closest is reported.
 #[derive(Default)]
 struct Found {
     errors: FieldErrors,
@@ -265,7 +266,7 @@ impl Walk<'_> {
                 found.errors.push(FieldError::invalid(self.base, "", why));
             }
         }
-        // Bounds of whole numbers are compared and told as whole numbers.
+        // Bounds of whole numbers are compared and reported as whole numbers.
         let told = |bound: f64| match integer {
             Some(_) => go_number((bound as i64) as f64),
             None => go_number(bound),

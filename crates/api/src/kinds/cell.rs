@@ -10,12 +10,12 @@ pub fn name(object: &Value) -> Value {
     crate::meta::name(object).into()
 }
 
-/// How old the object is.
+/// The age of the object.
 pub fn age(object: &Value, now: Timestamp) -> Value {
     crate::table::age(object, now).into()
 }
 
-/// How many entries a list has.
+/// Number of entries in a list.
 pub fn count(value: &Value, key: &str) -> Value {
     list(value, key).len().into()
 }
@@ -59,7 +59,7 @@ pub fn boolean(value: &Value, key: &str) -> Value {
     flag(value, key).into()
 }
 
-/// Whether a status has a condition of a type that holds.
+/// Returns true if a status has a condition of this type with status True.
 pub fn has_condition(status: &Value, kind: &str) -> bool {
     list(status, "conditions").iter().any(|c| text(c, "type") == kind && text(c, "status") == "True")
 }

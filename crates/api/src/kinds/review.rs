@@ -15,7 +15,7 @@ impl Strategy for Reviews {
     }
 }
 
-/// Whether somebody may do something.
+/// Reviews that ask if somebody may do something.
 pub(super) struct AccessReviews {
     /// The question is about the one who asks.
     pub own: bool,

@@ -31,7 +31,7 @@ impl PathElement {
         Self::Key(Text::from_utf8(text).unwrap_or_default())
     }
 
-    /// An element that is told apart by one key, which is a text.
+    /// An element that one key, a text, identifies.
     pub(super) fn named(key: &str, name: &str) -> Self {
         let mut text = Text::with_capacity(key.len() + name.len() + 7);
         for part in ["{\"", key, "\":"] {
@@ -103,7 +103,7 @@ impl fmt::Display for PathElement {
     }
 }
 
-/// What is below one step.
+/// The subtree below one step.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Entry {
     /// The path that ends here is in the set.
@@ -222,7 +222,7 @@ impl FieldSet {
         self
     }
 
-    /// Only what both have is looked at: what is taken away is usually small.
+    /// Visits only the entries of `other`: the subtracted set is usually small.
     fn subtract(&mut self, other: &Self, from: &dyn Fn(&mut Entry, &Entry)) {
         for (element, theirs) in &other.entries {
             if let Ok(at) = self.find(element) {

@@ -33,7 +33,7 @@ use std::sync::LazyLock;
 use thiserror::Error;
 use walk::Comparison;
 
-/// Who writes, and how.
+/// The writer and the form of its write.
 #[derive(Debug, Clone, Copy)]
 pub struct Writer<'a> {
     /// The object's type; `None` for an object without a schema (objects granular, lists atomic).
@@ -123,7 +123,7 @@ impl Writer<'_> {
         }
     }
 
-    /// What upstream compares a new object with: one of its type with nothing set.
+    /// The object that upstream compares a new object with: one of its type with nothing set.
     fn blank(&self) -> Value {
         let mut blank = Value::Object(Map::new());
         if let Some(type_) = self.type_ {
@@ -281,7 +281,7 @@ fn take_from_others(
 pub struct Applied {
     /// The merged object with its managed fields.
     pub object: Value,
-    /// Whether anything but managed fields differs from the live object.
+    /// True if anything but managed fields differs from the live object.
     pub changed: bool,
 }
 
@@ -401,7 +401,7 @@ fn prune(node: Node<'_>, merged: &Value, managers: &Managers, former: &FieldSet)
     let unowned = in_merged.clone().difference(&set_of(&pruned).union(owned));
     let pruned = walk::remove(node, merged, &unowned);
 
-    // What lay below a removed field without ever having been the manager's comes back.
+    // Values below a removed field that never belonged to the manager come back.
     let dangling = in_merged.difference(&set_of(&pruned)).intersection(&former);
     walk::remove(node, merged, &dangling)
 }

@@ -5,7 +5,7 @@ use super::node::Node;
 use ferrite_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// How a new object differs from an old one.
+/// The differences between a new object and an old one.
 #[derive(Debug, Default, Clone, PartialEq)]
 pub(super) struct Comparison {
     pub(super) added: FieldSet,
@@ -61,7 +61,7 @@ pub(super) fn compare(node: Node<'_>, old: &Value, new: &Value) -> Comparison {
     Comparison { added: added.below, modified: modified.below, removed: removed.below }
 }
 
-/// How a part of an object differs.
+/// The differences in a part of an object.
 #[derive(Default)]
 struct Difference {
     added: Entry,
@@ -129,7 +129,7 @@ fn difference(node: Node<'_>, old: Option<&Value>, new: Option<&Value>) -> Diffe
                     (before @ ([] | [_]), after @ ([] | [_])) => {
                         difference(node.element(), before.first().copied(), after.first().copied())
                     }
-                    // Elements that cannot be told apart come, change and go together.
+                    // Elements with the same identity come, change and go together.
                     (before, after) => {
                         let mut together = Difference::default();
                         let (came, went) = (before.is_empty(), after.is_empty());
@@ -235,7 +235,7 @@ fn merge_lists(
     out
 }
 
-/// The value without the fields and elements in `unwanted`. What becomes empty is null.
+/// The value without the fields and elements in `unwanted`. A part that becomes empty is null.
 pub(super) fn remove(node: Node<'_>, value: &Value, unwanted: &FieldSet) -> Value {
     match value {
         Value::Object(map) if node.is_map() => {

@@ -53,7 +53,7 @@ impl Node {
         }
     }
 
-    /// What the schema says of member `key`: where its map or its elements stand, and its patch strategy.
+    /// The schema of member `key`: the node of its map or its elements, and its patch strategy.
     fn member(self, key: &str) -> (Self, Patch) {
         let (kind, patch) = match self {
             Self::Struct(type_) => match type_.field(key) {

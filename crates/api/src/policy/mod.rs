@@ -138,8 +138,8 @@ impl Compiler {
     }
 }
 
-/// How deep evaluations of a policy's variables may nest in one another, in levels of expressions. `variables` are the
-/// names and programs in their order.
+/// The depth to which evaluations of a policy's variables may nest, in levels of expressions. `variables`
+/// are the names and programs in their order.
 pub fn nesting<'p>(variables: impl IntoIterator<Item = (&'p str, Option<&'p Program>)>) -> usize {
     let mut levels: HashMap<&str, usize> = HashMap::new();
     let mut deepest = 0;

@@ -1,4 +1,4 @@
-//! What may only be used where a quota covers it, by the server's configuration.
+//! Resources that may only be used where a quota covers them, by the server's configuration.
 
 use super::amounts::{Amounts, list};
 use super::evaluators::count_key;

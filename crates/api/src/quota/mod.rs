@@ -41,7 +41,7 @@ struct Interesting {
     name: String,
     hard: Amounts,
     used: Amounts,
-    /// Whether the object already counted in it before an update.
+    /// True if the object already counted in it before an update.
     counted_before: bool,
 }
 
@@ -150,7 +150,7 @@ fn uncovered_scopes(
     uncovered.map(ToString::to_string).collect()
 }
 
-/// What objects use of a quota, counted anew: zero for what none of them uses.
+/// The objects' usage of a quota, counted anew: zero for resources that none of them uses.
 pub fn recount<'a>(
     quota: &Value,
     hard: &Amounts,

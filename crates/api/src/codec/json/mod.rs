@@ -16,7 +16,7 @@ use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fmt::Write as _;
 
-/// What is wrong, behind a pointer: every level hands it up, and there is seldom one.
+/// An error, boxed: every level of decoding returns it, and it is rare.
 type Fault = Box<DecodeError>;
 
 impl From<Fault> for DecodeError {
@@ -460,7 +460,7 @@ fn text(kind: &Kind, text: Cow<'_, str>) -> Result<Value, Fault> {
     }))
 }
 
-/// What null stands for inside a list or map.
+/// The value that null stands for inside a list or map.
 fn zero(kind: &Kind) -> Value {
     match kind {
         Kind::String | Kind::Bytes => "".into(),

@@ -84,7 +84,7 @@ fn tokens(path: &str) -> Vec<&str> {
     tokens
 }
 
-/// What is wrong with the selectable fields of a version.
+/// The errors in the selectable fields of a version.
 pub fn validate_selectable(fields: &[Value], schema: &Value, path: &Path) -> FieldErrors {
     let mut errors = Vec::new();
     let mut seen: Vec<&str> = Vec::new();

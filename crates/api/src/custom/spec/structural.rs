@@ -48,7 +48,7 @@ enum Level {
     Field,
 }
 
-/// What keeps a schema from being structural, sorted by its text.
+/// The errors that keep a schema from being structural, sorted by their text.
 pub(super) fn validate(schema: &Value, path: &Path) -> FieldErrors {
     let mut errors = Vec::new();
     invariants(schema, Level::Root, path, &mut errors);

@@ -124,7 +124,7 @@ fn validate_common(
             }
         }
     }
-    // As upstream: conditions that do not change are not looked at again.
+    // As upstream: unchanged conditions are not validated again.
     let same = |key: &str| old.is_some_and(|old| old.get(key) == spec.get(key));
     if !(same("paramKind") && same("matchConditions")) {
         let at = path.child("matchConditions");

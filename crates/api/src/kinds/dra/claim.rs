@@ -1,4 +1,4 @@
-//! What a claim asks for, in a claim, a template or a class.
+//! The devices that a claim asks for, in a claim, a template or a class.
 
 use super::selector;
 use crate::field::{FieldError, FieldErrors, Path};

@@ -224,7 +224,7 @@ pub fn pod_template(template: &Value) -> String {
     compact("PodTemplateSpec", &template)
 }
 
-/// What a specification says of the host's namespaces is part of the security context in the internal form.
+/// The internal form keeps a specification's settings of host namespaces in the security context.
 fn internal_pod_spec(spec: &Value) -> Value {
     let mut spec = spec.clone();
     for key in ["hostNetwork", "hostPID", "hostIPC", "shareProcessNamespace", "hostUsers"] {

@@ -75,7 +75,7 @@ impl Strategy for Pods {
 
     fn prepare_update(&self, new: &mut Value, old: &Value) {
         keep(new, old, "status");
-        // What the admission of priorities once decided stays unless it is contradicted.
+        // The decision of priority admission stays unless the update sets another value.
         for key in ["priority", "preemptionPolicy"] {
             if !present(&new["spec"], key) {
                 keep(ensure_object(new, "spec"), &old["spec"], key);
@@ -191,7 +191,7 @@ impl Strategy for Pods {
     }
 }
 
-/// How long a pod may take to end. A pod that is not on a node, or has ended, goes at once; once deletion
+/// The grace period of a deletion. A pod that is not on a node, or has ended, goes at once. Once deletion
 /// has begun, a later request may only shorten the time.
 fn grace_period(pod: &Value, requested: Option<i64>) -> Deletion {
     let (spec, status) = (&pod["spec"], &pod["status"]);

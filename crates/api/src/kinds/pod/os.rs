@@ -1,4 +1,4 @@
-//! What pods of one operating system may not say.
+//! The fields that are forbidden for pods of one operating system.
 
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{list, present};

@@ -189,7 +189,7 @@ pub fn validate_tolerations(tolerations: &[Value], path: &Path) -> FieldErrors {
     errors
 }
 
-/// What a taint does, or a toleration stands.
+/// The effect of a taint or of a toleration.
 pub fn validate_taint_effect(effect: &str, path: &Path) -> Option<FieldError> {
     let allowed = ["NoSchedule", "PreferNoSchedule", "NoExecute"];
     (!allowed.contains(&effect)).then(|| FieldError::not_supported(path, effect, &allowed))

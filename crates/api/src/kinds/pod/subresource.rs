@@ -1,4 +1,4 @@
-//! What may change in a pod through its subresources: containers for debugging, and the size of the others.
+//! The changes allowed through a pod's subresources: containers for debugging, and the size of the others.
 
 use super::annotations;
 use super::resources::{amounts, qos_class};
@@ -49,7 +49,7 @@ pub(super) fn validate(subresource: &str, new: &Value, old: &Value) -> FieldErro
     }
 }
 
-/// Whether a pod is the copy of one a node runs from its own files.
+/// Returns true if a pod is a mirror of a static pod.
 fn is_static(pod: &Value) -> bool {
     present(&pod["metadata"]["annotations"], annotations::MIRROR)
 }
@@ -146,7 +146,7 @@ fn validate_resize(new: &Value, old: &Value) -> FieldErrors {
     errors
 }
 
-/// What the pod has as a whole may grow and shrink, too.
+/// Pod-level resources may grow and shrink, too.
 fn validate_resize_of_pod(new: &Value, old: &Value, path: &Path) -> FieldErrors {
     let sized = |spec: &Value| {
         ["requests", "limits"].iter().any(|kind| !amounts(&spec["resources"], kind).is_empty())
