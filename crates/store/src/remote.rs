@@ -23,7 +23,7 @@ pub trait Remote: Debug + Send + Sync {
     fn revision(&self) -> Answer<'_, Revision>;
 }
 
-/// The way into the replica for what was committed elsewhere.
+/// Feeds changes that were committed elsewhere into the replica.
 #[derive(Debug, Clone)]
 pub struct Feed(Arc<Shared>);
 

@@ -87,7 +87,7 @@ impl ResourceMap {
     }
 }
 
-/// The state of the cluster at one instant, for those who only look.
+/// The state of the cluster at one instant, for readers.
 #[derive(Clone)]
 pub(crate) struct View {
     pub snapshot: Snapshot,
@@ -189,7 +189,7 @@ impl View {
     }
 }
 
-/// Makes views for those who have no registry.
+/// Makes views for callers without a registry.
 pub(crate) struct Viewer {
     store: Arc<Store>,
     /// The built-in resources.

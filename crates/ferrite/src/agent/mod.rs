@@ -335,7 +335,7 @@ async fn pod_cidr(
     cidr.ok_or_else(|| "the node was never given a range for its pods".into())
 }
 
-/// Opens the door for `ferrite image`.
+/// Opens the control socket for `ferrite image`.
 fn listen(paths: &Paths, embedded: &Embedded, scope: &Scope) -> Result<(), BoxError> {
     let control = Control { images: Arc::clone(&embedded.images), runtime: Arc::clone(&embedded.runtime) };
     scope.spawn(control.listen(paths)?);

@@ -28,7 +28,7 @@ fn class_name(class: &Value) -> Value {
     if default { format!("{name} (default)").into() } else { name.into() }
 }
 
-/// The name of a provisioner: a qualified name. Upper case is tolerated, and shown in lower case.
+/// The name of a provisioner: a qualified name. Upper case is accepted; errors show it in lower case.
 fn validate_provisioner(class: &Value, key: &str) -> FieldErrors {
     let path = Path::new(key);
     match text(class, key).to_lowercase().as_str() {
