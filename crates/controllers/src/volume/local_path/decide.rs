@@ -181,7 +181,7 @@ pub(crate) enum VolumeStep {
     Ask {
         node: String,
     },
-    /// Lets the object go.
+    /// Removes the finalizer, so that the object goes.
     Release,
 }
 
