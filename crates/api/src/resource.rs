@@ -471,7 +471,7 @@ pub trait Strategy: Send + Sync + 'static {
         None
     }
 
-    /// The kind looks at the preconditions of a delete itself, and words their failure in its own way.
+    /// The kind checks the preconditions of a delete itself, and words their failure in its own way.
     fn checks_preconditions_itself(&self) -> bool {
         false
     }

@@ -1,4 +1,4 @@
-//! `Status`: the one object in which the API tells of an error, and the only place where it is made.
+//! `Status`: the one object in which the API reports an error, and the only place where it is made.
 
 use crate::field::FieldError;
 use ferrite_json::{Map, Value, json};

@@ -37,9 +37,8 @@ pub(crate) async fn run(server: &ApiServer) -> Result<(), Status> {
     Ok(())
 }
 
-/// ConfigMaps that tell others how this server authenticates: the authority of client certificates, how front proxies
-/// are recognised, and since when
-/// the use of old tokens is noted.
+/// ConfigMaps that publish how this server authenticates: the authority of client certificates, the
+/// settings of front proxies, and the time since which the use of old tokens is noted.
 async fn published(server: &ApiServer) -> Result<(), Status> {
     let since = jiff::Timestamp::now().strftime("%Y-%m-%d").to_string();
     let tracking = json!({

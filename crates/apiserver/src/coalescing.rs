@@ -33,7 +33,7 @@ thread_local! {
     static ROOM: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
-/// The other handle is for whoever polls the connection.
+/// The other handle is for the task that polls the connection.
 impl<S> Clone for CoalescingWriter<S> {
     fn clone(&self) -> Self {
         Self(Arc::clone(&self.0))
@@ -161,8 +161,8 @@ where
     .await
 }
 
-/// Does at once what can be done at once, where it stands; the rest becomes a task. A look at one object is then
-/// neither a task nor two wake-ups, and all those that came together are answered together.
+/// Polls a future once where it is made; only a future that is not ready becomes a task. Then a get of one
+/// object needs neither a task nor two wake-ups, and requests that came together are answered together.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct InlineExecutor;
 

@@ -61,7 +61,7 @@ pub(crate) async fn handle(
     };
     let table = server.registry.tables.current();
     let Some(resource) = table.find(&target.group, &target.version, &target.resource) else {
-        // As upstream: whoever asks for a group that nobody has meets no part of the server.
+        // As upstream: a request for a group that nobody serves reaches no part of the server.
         let known = table.rows().iter().any(|row| row.group == target.group && row.custom.is_none());
         return if known {
             Err((Status::no_such_path(), for_errors))

@@ -40,7 +40,7 @@ const REMOVAL: Duration = Duration::from_secs(3);
 const NAME: &str = "kubernetes";
 const NAMESPACE: &str = "default";
 
-/// The addresses whose keys are there: the last part of each key, whoever wrote its value.
+/// The addresses whose keys exist: the last part of each key, whatever its value.
 fn addresses<'a>(keys: impl Iterator<Item = &'a [u8]>) -> BTreeSet<IpAddr> {
     let last = |key: &'a [u8]| std::str::from_utf8(key.strip_prefix(LEASES.as_bytes())?).ok()?.parse().ok();
     keys.filter_map(last).collect()

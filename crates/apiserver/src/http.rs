@@ -90,7 +90,7 @@ impl http_body::Body for Pipe {
     }
 }
 
-/// A body that lets go of `held` when it is over.
+/// A body that drops `held` when it is over.
 pub(crate) fn held<T: Send + Unpin + 'static>(body: Body, held: T) -> Body {
     Held { body, _held: held }.boxed_unsync()
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 const GROUP: &str = "coordination.k8s.io";
 const NAMESPACE: &str = "kube-system";
-/// The label that tells Leases of servers from others.
+/// The label that marks the Leases of servers.
 const LABEL: &str = "apiserver.kubernetes.io/identity";
 const COMPONENT: &str = "kube-apiserver";
 /// As upstream.

@@ -40,7 +40,7 @@ const INERT: &[Inert] = &[
     row("storagemigration.k8s.io", "storageversionmigrations", "StorageVersionMigration", "nothing is migrated"),
 ];
 
-/// The warning for whoever writes an object on which nothing acts.
+/// The warning for a write of an object on which nothing acts.
 pub(crate) fn warning(resource: &Resource) -> Option<String> {
     let row = INERT.iter().find(|row| row.group == resource.group && row.plural == resource.plural)?;
     Some(format!("{} is stored, but nothing acts on it yet: {}", row.kind, row.missing))

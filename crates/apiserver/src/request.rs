@@ -43,7 +43,7 @@ pub(crate) enum Route {
     /// `/openid/v1/jwks`
     JsonWebKeys,
     Resource(Target),
-    /// `/api/v1/watch` with nothing behind it: upstream cannot tell what is meant, and fails.
+    /// `/api/v1/watch` with nothing behind it: upstream cannot resolve it, and fails.
     Incomplete,
     /// Nothing of ours.
     Unknown,

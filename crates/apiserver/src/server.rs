@@ -459,7 +459,7 @@ impl ApiServer {
     }
 }
 
-/// A Status in the representation of the request, or JSON where it cannot be had.
+/// A Status in the representation of the request, or JSON if that is not possible.
 pub(crate) fn error(status: &Status, as_: Representation) -> Response {
     let value = status.to_value();
     let mut answer =

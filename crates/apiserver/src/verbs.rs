@@ -223,7 +223,7 @@ async fn admit_review(
     Ok(review)
 }
 
-/// With `NamespaceAutoProvision`, a namespace is there for whoever creates something in it.
+/// With `NamespaceAutoProvision`, makes the namespace of a create if it does not exist.
 pub(crate) async fn provide_namespace(call: &Call, options: &WriteOptions) -> Result<(), Status> {
     let wanted = call.server.registry.admission.provisions_namespaces
         && call.resource.is_namespaced()

@@ -145,7 +145,7 @@ impl Watcher {
     }
 }
 
-/// When to tell the position again: once a minute, and shortly before the end.
+/// The time of the next bookmark: once a minute, and shortly before the end.
 fn next_bookmark(after: Instant, deadline: Instant) -> Instant {
     let regular = after + BOOKMARK_INTERVAL;
     match deadline.checked_sub(LAST_BOOKMARK) {

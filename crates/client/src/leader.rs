@@ -1,8 +1,8 @@
 //! Leader election on a Lease.
 //!
 //! A leader may work for a time after its last renewal that is shorter than the lease duration, and others may lead no
-//! sooner than the lease duration after it. [`Fence`] tells whether that time is over, also to a process that was stopped in between and
-//! has not noticed yet.
+//! sooner than the lease duration after it. [`Fence`] shows if that time is over, also to a process that
+//! was stopped in between and has not noticed yet.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -56,7 +56,7 @@ static GATES: LazyLock<BTreeMap<&'static str, Gate>> = LazyLock::new(|| {
 /// Gates that are read by our code, so that setting them changes something.
 const READ: &[&str] = &["CPUManagerPolicyAlphaOptions", "CPUManagerPolicyBetaOptions"];
 
-/// A setting of gates that cannot be had.
+/// An invalid setting of gates.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GateError {
     #[error("unrecognized feature gate: {name}{}", did_you_mean(name))]

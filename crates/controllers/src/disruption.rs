@@ -24,7 +24,7 @@ use decide::decide;
 
 const NAME: &str = "disruption-controller";
 
-/// The workloads whose size tells how many pods there should be.
+/// The workloads whose size is the expected number of pods.
 struct Workloads {
     deployments: Informer<Deployment>,
     replica_sets: Informer<ReplicaSet>,

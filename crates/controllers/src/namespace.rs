@@ -1,4 +1,4 @@
-//! Empties a namespace that is being deleted, and then lets it go.
+//! Empties a namespace that is being deleted, and then removes its finalizer.
 
 use std::time::Duration;
 
@@ -78,7 +78,7 @@ async fn sync(client: &Client, known: &Namespace) -> Result<Option<Duration>, Sy
     if !content.is_empty() {
         return match content.failures.first() {
             Some(failure) => Err(SyncError::Other(failure.clone())),
-            // As upstream: look again after half the longest grace period, and a second.
+            // As upstream: sync again after half the longest grace period, and a second.
             None => Ok(Some(Duration::from_secs(content.estimate.max(0).unsigned_abs() / 2 + 1))),
         };
     }

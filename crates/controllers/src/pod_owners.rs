@@ -17,7 +17,7 @@ use crate::history::Revisioned;
 use crate::pods::{self, BY_CONTROLLER, ORPHANS, is_ready, is_terminating};
 
 /// An owner with more pods is woken by a change of one of them after a delay, in which other changes join it: each
-/// sync looks at all pods, so that a sync for every change would take quadratic time.
+/// sync examines all pods, so that a sync for every change would take quadratic time.
 const AT_ONCE: usize = 100;
 /// The delay for each pod of an owner with many.
 const DELAY_PER_POD: Duration = Duration::from_micros(100);
@@ -35,7 +35,7 @@ pub(crate) trait PodOwner: Revisioned {
     fn joins_changes(&self) -> bool;
 }
 
-/// The owners of one kind, their pods, and the queue of those to look at.
+/// The owners of one kind, their pods, and the queue of owners to sync.
 pub(crate) struct PodOwners<O> {
     pub(crate) owners: Informer<O>,
     pub(crate) pods: Informer<Pod>,

@@ -1,4 +1,5 @@
-//! ServiceCIDRs: says that they are ready, and lets those go whose addresses nobody holds any more.
+//! ServiceCIDRs: sets their Ready condition, and removes the finalizer when nobody holds an address any
+//! more.
 
 use std::net::IpAddr;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 use std::fmt;
 
-/// The gRPC codes the kubelet tells apart.
+/// The gRPC codes that the kubelet distinguishes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Code {
     /// The request itself is wrong; repeating it will not help.

@@ -16,7 +16,7 @@ use tokio::net::UnixStream;
 use tonic::Streaming;
 use tonic::transport::{Channel, Endpoint};
 
-/// A plugin has so long to be reached and to tell its options, as upstream.
+/// Time limit for connecting to a plugin and reading its options, as upstream.
 const CONNECT: Duration = Duration::from_secs(10);
 /// As upstream.
 const PRE_START: Duration = Duration::from_secs(30);
@@ -88,7 +88,7 @@ impl DevicePlugin {
         within("GetDevicePluginOptions", CONNECT, client.get_device_plugin_options(Empty {})).await
     }
 
-    /// Asks for the devices. A plugin that never answers holds up only whoever waits here.
+    /// Asks for the devices. A plugin that never answers blocks only this caller.
     pub async fn list_and_watch(&self) -> Result<DeviceUpdates, CallError> {
         let mut client = self.client(MAX_LIST);
         let stream = client.list_and_watch(Empty {}).await.map_err(|status| CallError::of(&status))?;

@@ -11,7 +11,7 @@ use crate::wire::{Query, Response};
 
 /// TTL of all records of the cluster.
 pub const TTL: u32 = 30;
-/// TTL of the record that tells the version of the specification.
+/// TTL of the record with the version of the specification.
 const VERSION_TTL: u32 = 28_800;
 /// The version of the Kubernetes DNS specification.
 const SCHEMA_VERSION: &str = "1.1.0";

@@ -230,7 +230,8 @@ impl Index {
             Request::Apex => Ok(Found::Items(Vec::new())),
             Request::Invalid => Err(NameError),
             Request::Namespace(name) => self.namespace(name).map(|_| Found::Items(Vec::new())),
-            // As CoreDNS's `pods insecure`: any address in an existing namespace, without a look at the pods.
+            // As CoreDNS's `pods insecure`: any address in an existing namespace, without a check of the
+            // pods.
             Request::Pod { namespace, address } => {
                 self.namespace(namespace)?;
                 let ip = pod_address(address).ok_or(NameError)?;

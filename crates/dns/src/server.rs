@@ -257,7 +257,7 @@ impl Server {
         }
     }
 
-    /// Replies go out in the order in which they are ready; the client tells them apart by their ids.
+    /// Replies go out in the order in which they are ready; the client matches them by their ids.
     async fn serve_connection(&self, mut stream: TcpStream, client: IpAddr) -> io::Result<()> {
         stream.set_nodelay(true)?;
         let mut input = BytesMut::with_capacity(1024);

@@ -112,7 +112,7 @@ pub fn parse(packet: &[u8]) -> Result<Query, Rejected> {
         }
         return Err(rejected);
     }
-    // Zone transfers tell everything at once; nobody needs one.
+    // Zone transfers reveal everything at once; nobody needs one.
     if matches!(query.kind, RecordType::AXFR | RecordType::IXFR) {
         return Err(refusal(&query, ResponseCode::Refused));
     }

@@ -103,7 +103,7 @@ pub fn main(arguments: &[String]) -> ExitCode {
         let mut tasks = tokio::task::JoinSet::new();
         let room = Arc::new(Semaphore::new(MAX_CONNECTIONS));
         for (fd, protocol, port) in rest {
-            // SAFETY: whoever started us left this descriptor open for us, and named it once.
+            // SAFETY: our parent process left this descriptor open for us, and named it once.
             let socket = unsafe { OwnedFd::from_raw_fd(fd) };
             let (target, room) = (SocketAddr::new(address, port), Arc::clone(&room));
             match protocol {

@@ -286,10 +286,10 @@ impl State {
 /// The code of a container whose end nobody saw, as docker has it.
 pub const LOST: i32 = 255;
 
-/// Held by whoever changes the container; others wait.
+/// Held while changing the container; others wait.
 pub struct Lock(#[expect(dead_code, reason = "held, not looked at")] Flock<File>);
 
-/// Takes a lock file, waiting for whoever has it. Blocks.
+/// Takes a lock file, waiting for its holder. Blocks.
 pub fn lock(path: &Path) -> io::Result<Lock> {
     let file = File::options().create(true).truncate(false).write(true).open(path)?;
     Flock::lock(file, FlockArg::LockExclusive).map(Lock).map_err(|(_, errno)| errno.into())

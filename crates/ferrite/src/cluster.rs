@@ -359,7 +359,7 @@ pub async fn start_network(
     Ok(Bridge::open(config).await?)
 }
 
-/// A kubelet may change its own node and pods only. Upstream leaves that to whoever sets a cluster up.
+/// Lets a kubelet change only its own node and pods. Upstream leaves that to the administrator.
 pub fn with_node_restriction(server: &ServerOptions) -> ServerOptions {
     const PLUGIN: &str = "NodeRestriction";
     let mut server = server.clone();

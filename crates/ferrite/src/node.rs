@@ -52,7 +52,7 @@ pub struct CniOptions {
 impl CniOptions {
     /// The network of plugins, if pods are to have one. Its plugins are asked for their status until the scope ends.
     pub fn network(&self, paths: &Paths, scope: &Scope) -> Option<Arc<CniNetwork>> {
-        /// The specification has no way to tell of a change.
+        /// Interval between checks: the specification has no event for a change.
         const STATUS_PERIOD: Duration = Duration::from_secs(10);
         let config = CniConfig {
             configurations: self.cni_conf_dir.clone()?,

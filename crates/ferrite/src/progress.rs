@@ -26,7 +26,7 @@ impl Progress {
 
     pub fn line(&self, text: &str) {
         let mut out = std::io::stdout().lock();
-        // Nobody to tell is no reason to stop.
+        // A closed output is no reason to stop.
         let _ = writeln!(out, "{text}").and_then(|()| out.flush());
     }
 }

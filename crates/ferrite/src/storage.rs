@@ -101,8 +101,8 @@ impl Storage {
     }
 }
 
-/// Certificates of an authority of their own, as upstream has it: whoever may speak to the store reads and writes
-/// everything, which no certificate for the API server's clients may be good for.
+/// Certificates of an authority of their own, as upstream: a client of the store reads and writes
+/// everything, which no certificate of the API server's clients may allow.
 fn tls(paths: &Paths, listen: IpAddr, node_address: IpAddr) -> Result<rustls::ServerConfig, BoxError> {
     let pki = ClusterPki::open(&paths.etcd_pki())?;
     let mut names = vec!["localhost".to_owned(), Ipv4Addr::LOCALHOST.to_string()];

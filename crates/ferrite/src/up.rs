@@ -185,7 +185,7 @@ fn detach(paths: &Paths) -> Result<ExitCode, BoxError> {
     }
 }
 
-/// Lets go of the terminal's pipe, which tells the waiting process that we are ready.
+/// Closes the terminal's pipe, which signals to the waiting process that we are ready.
 fn forget_terminal() -> Result<(), BoxError> {
     let null = OpenOptions::new().read(true).write(true).open("/dev/null")?;
     nix::unistd::dup2_stdout(&null)?;

@@ -72,7 +72,7 @@ impl Workers {
         });
         let runtime = builder.build()?;
         // The threads for blocking calls start in the same way, but only when the runtime is given something to
-        // do: until then whoever joins is a worker.
+        // do: until then every thread that joins is a worker.
         let joining = self.0.workers.lock().unwrap_or_else(PoisonError::into_inner);
         drop(self.0.joined.wait_while(joining, |workers| workers.len() < count));
         Ok(runtime)
@@ -134,7 +134,7 @@ enum Finding {
 }
 
 impl Watched {
-    /// Takes one more look into account, `passed` after the last.
+    /// Takes one more check into account, `passed` after the last.
     fn after(self, look: Look, passed: Duration, limit: Duration) -> (Self, Finding) {
         if look.parked || look.active != self.last.active {
             let finding = if self.told { Finding::GoesOn(self.busy) } else { Finding::Nothing };

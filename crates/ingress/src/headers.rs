@@ -122,7 +122,7 @@ pub fn forwarded(
     let told: Vec<HeaderName> = headers
         .keys()
         .filter(|name| {
-            // Servers that know headers as variables do not tell a dash from an underscore.
+            // Servers that expose headers as variables do not distinguish a dash from an underscore.
             let name = name.as_str().replace('_', "-");
             name.starts_with("x-forwarded") || matches!(name.as_str(), "forwarded" | "x-real-ip")
         })

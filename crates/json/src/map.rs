@@ -41,7 +41,7 @@ fn position(members: &[(Text, Value)], key: &str) -> Result<usize, usize> {
     members.binary_search_by(|(other, _)| other.as_str().cmp(key))
 }
 
-/// Keys of other lengths, or that begin with another letter, are passed over without a look at the rest.
+/// Keys of other lengths, or with another first letter, are skipped without comparing the rest.
 fn find(members: &[(Text, Value)], key: &str) -> Option<usize> {
     let (first, length) = (key.as_bytes().first(), key.len());
     members.iter().position(|(other, _)| {

@@ -86,7 +86,7 @@ pub struct Config {
     pub http_check_frequency: Duration,
     /// There is no API server: static pods are all there is. The client is [`crate::standalone::client`].
     pub standalone: bool,
-    /// Where `/healthz` is served without TLS for whoever watches over the process.
+    /// Address of `/healthz` without TLS, for a supervisor of the process.
     pub healthz_address: Option<SocketAddr>,
     /// The cluster's name server. Without it pods resolve names as the node does.
     pub cluster_dns: Option<IpAddr>,

@@ -569,8 +569,8 @@ fn gateway(range: Cidr) -> Ipv4Addr {
     range.nth(1).unwrap_or(range.network())
 }
 
-/// A locally administered hardware address made from the IP address: whoever gets the IP address next
-/// has the hardware address its neighbours remember.
+/// A locally administered hardware address made from the IP address: the next owner of the IP address has
+/// the hardware address that its neighbours remember.
 pub(crate) fn hardware_address(address: Ipv4Addr) -> [u8; 6] {
     let [a, b, c, d] = address.octets();
     [0x0a, 0x58, a, b, c, d]

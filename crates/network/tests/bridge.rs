@@ -200,7 +200,7 @@ async fn remove_leaves_the_node_as_it_was() {
     assert!(bridge.ready().unwrap_err().contains("removed"));
     assert!(a.route().get_link_by_name("eth0").await.unwrap().is_none());
 
-    // After a crash: nobody has it open, only the state directory tells.
+    // After a crash: nobody has it open, and only the state directory is left.
     drop(bridge);
     let bridge = Bridge::open_in(&node.path, config(state.path())).await.unwrap();
     attach(&bridge, "a", &a).await;

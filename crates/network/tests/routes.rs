@@ -1,5 +1,5 @@
 //! Routes between nodes on real kernel objects: nodes, pods and the router between segments are network namespaces of the
-//! test, and captures tell how packets travel.
+//! test, and captures show how packets travel.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod support;

@@ -58,7 +58,7 @@ impl Request {
 pub struct NewRequest {
     /// The request, as PEM.
     pub request: String,
-    /// The key, as PEM. It stays with whoever asks.
+    /// The key, as PEM. It stays with the requester.
     pub key: String,
 }
 

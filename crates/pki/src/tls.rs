@@ -195,8 +195,8 @@ pub fn client_config(ca: &str, identity: Option<&Identity>) -> Result<ClientConf
     presenting(builder, identity)
 }
 
-/// Trusts whoever answers: for servers whose certificates nobody here can know, such as pods. The connection is
-/// private and nothing more.
+/// Trusts any server: for servers whose certificates nobody here can know, such as pods. The connection is
+/// encrypted, but the other side is not authenticated.
 pub fn unverified_client_config() -> Result<ClientConfig, PkiError> {
     unverified_client_config_as(None)
 }

@@ -163,7 +163,7 @@ impl VerifyingKey {
 
     fn of_info(info: &SubjectPublicKeyInfo<'_>) -> Result<Self, KeyError> {
         let public = info.subject_public_key.data.as_ref();
-        // The length of an uncompressed point tells its curve.
+        // The length of an uncompressed point determines its curve.
         let kind = match (info.algorithm.algorithm.to_id_string().as_str(), public.len()) {
             ("1.2.840.113549.1.1.1", _) => KeyKind::Rsa,
             ("1.2.840.10045.2.1", 65) => KeyKind::P256,

@@ -51,7 +51,7 @@ pub struct Streams {
 }
 
 impl Streams {
-    /// Output is not lost: the container waits for whoever reads it.
+    /// Output is not lost: the container waits for its reader.
     pub(crate) fn into_request(self) -> (AttachedAtStart, Vec<OwnedFd>) {
         let wanted = AttachedAtStart {
             stdin: self.stdin.is_some(),

@@ -89,7 +89,8 @@ impl History {
         }
     }
 
-    /// Forgets what is too old at `now`. Answers when to look again; none when nothing is left.
+    /// Drops changes that are too old at `now`. Returns the time of the next call; none when nothing is
+    /// left.
     pub fn expire(&mut self, now: Instant) -> Option<Instant> {
         // A mark stands for everything up to the next one, which is younger by a tenth of the limit at most.
         let limit = self.limits.age + self.limits.age / 10;

@@ -138,8 +138,9 @@ struct Inbox {
 /// The state of a store.
 ///
 /// Transactions are numbered under the lock of the head. Many writers would queue up for it one by one, each going
-/// to sleep and being woken. Instead they leave their transactions in the inbox, and whoever gets the head numbers
-/// all that are there; who does not get it can rely on its holder, who looks into the inbox again after letting go.
+/// to sleep and being woken. Instead they leave their transactions in the inbox, and the one that gets the
+/// head numbers all that are there. The others can rely on the holder, which checks the inbox again after
+/// it unlocks the head.
 #[derive(Debug)]
 pub(crate) struct Shared {
     inbox: Mutex<Inbox>,
@@ -293,7 +294,7 @@ impl Shared {
         woken.iter().for_each(|mailbox| mailbox.bell.notify_one());
     }
 
-    /// Wakes every watch, to look at what has become of the store.
+    /// Wakes every watch, to check the state of the store.
     pub fn ring_all(&self) {
         let all = {
             let subscribers = self.subscribers();
@@ -324,7 +325,7 @@ impl HeadGuard<'_> {
             return shared.head();
         }
         inbox.asleep = Some(wanted);
-        // Given up while the inbox is held: whoever submits after this finds the head free, and the writer asleep.
+        // Released while the inbox is locked: a later submitter finds the head free, and the writer asleep.
         self.head = None;
         while inbox.asleep.is_some() {
             let Some(until) = until else {

@@ -398,7 +398,7 @@ impl Store {
             if revision < oldest {
                 return Err(StoreError::Compacted { wanted: revision, oldest });
             }
-            // The first change of a key tells what it held before; later ones add nothing.
+            // The first change of a key has the entry before it; later ones add nothing.
             let mut undo: HashMap<Key, Option<Arc<Entry>>> = HashMap::new();
             let changes = published.history.after(revision);
             for change in changes.filter(|change| change.key.as_bytes().starts_with(prefix)) {

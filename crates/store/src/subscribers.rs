@@ -13,7 +13,8 @@ use tokio::sync::Notify;
 /// Changes that wait for one subscriber. One that is further behind reads the history instead.
 const MAX_WAITING: usize = 256;
 
-/// Reads a field of what a key holds. None when it cannot tell: such a change concerns everybody who selects by the field.
+/// Reads a field of an entry. None if it is unknown: such a change concerns every watch that selects by the
+/// field.
 pub type ReadField = for<'a> fn(field: &str, key: &'a Key, entry: &'a Entry) -> Option<&'a [u8]>;
 
 /// Narrows a watch to the changes of objects in which a field has, or had, a value.
@@ -268,8 +269,8 @@ impl Bucket {
     }
 }
 
-/// The buckets whose prefix a key has. Looks at few others: from each place on, the last prefix that is not greater than
-/// the key is one of its prefixes, or tells how long the next one can be.
+/// The buckets whose prefix a key has. Visits few others: from each place on, the last prefix that is not
+/// greater than the key is one of its prefixes, or limits the length of the next one.
 fn prefixes<'b, 'k>(
     buckets: &'b BTreeMap<Vec<u8>, Bucket>,
     key: &'k [u8],

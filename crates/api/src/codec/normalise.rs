@@ -20,8 +20,8 @@ pub fn normalise(type_: TypeRef, value: &mut Value) {
     Normaliser { stored: false, keeps_empty: false }.root(type_, value);
 }
 
-/// [`normalise`] for an object that goes to the store: upstream stores protobuf, which does not tell an
-/// empty list from none, so that what a client reads back as `rules: null` it may have sent as `rules: []`.
+/// [`normalise`] for an object that goes to the store. Upstream stores protobuf, which does not distinguish
+/// an empty list from none: a client that sent `rules: []` may read back `rules: null`.
 pub fn normalise_for_storage(type_: TypeRef, value: &mut Value) {
     Normaliser { stored: true, keeps_empty: false }.root(type_, value);
 }

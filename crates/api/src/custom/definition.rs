@@ -51,7 +51,7 @@ pub struct Version {
     pub deprecation: Option<String>,
 }
 
-/// A custom kind in all its versions: whoever reads an object may find it stored in another.
+/// A custom kind in all its versions: a reader may find an object stored in another version.
 #[derive(Debug)]
 pub struct Kind {
     /// The definition's UID and generation: two kinds with the same stamp are the same.

@@ -428,7 +428,7 @@ fn identity<'a>(schema: &Schema, item: &'a Value) -> Vec<Option<std::borrow::Cow
 
 type Correlated<'a> = HashMap<Vec<Option<std::borrow::Cow<'a, str>>>, &'a Value>;
 
-/// The items of an old list by what tells them apart; none if nothing does.
+/// The items of an old list by their identity; none if they have none.
 fn correlated<'a>(schema: &Schema, old: Option<&'a Value>) -> Option<Correlated<'a>> {
     let old = old?.as_array()?;
     (schema.list == ListType::Map).then(|| old.iter().map(|item| (identity(schema, item), item)).collect())

@@ -77,7 +77,7 @@ impl Managers {
         self.0.is_empty()
     }
 
-    /// Drops entries of versions that the object's kind does not have: nobody can tell what they meant.
+    /// Drops entries of versions that the object's kind does not have: their meaning is unknown.
     pub(super) fn forget_unknown_versions(&mut self, object: &Value) {
         let Some(kind) = object.get("kind").and_then(Value::as_str) else { return };
         self.0.retain(|_, owned| {

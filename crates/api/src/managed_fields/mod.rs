@@ -257,8 +257,8 @@ fn as_stored(writer: &Writer<'_>, old: &Value, new: &Value) -> Option<(String, C
     Some((api_version, comparison))
 }
 
-/// Changed fields leave whoever owned them, removed fields leave everybody. `stored` is the same change in another
-/// version, for the managers that wrote in that one.
+/// Changed fields leave their other owners, removed fields leave every owner. `stored` is the same change
+/// in another version, for the managers that wrote in that one.
 fn take_from_others(
     managers: &mut Managers,
     writer: Option<&Identity>,

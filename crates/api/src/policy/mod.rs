@@ -25,7 +25,8 @@ pub const MAX_VARIABLE_LEVELS: usize = 4_000;
 /// The level of the API whose libraries expressions can use.
 const MINOR: u32 = 36;
 
-/// The purpose of an expression: it tells which variables the expression may use, and the types that it may have.
+/// The purpose of an expression. It determines the variables that the expression may use, and its possible
+/// types.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Use {
     MatchCondition,

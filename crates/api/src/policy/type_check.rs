@@ -19,7 +19,7 @@ pub struct Warning {
     pub warning: String,
 }
 
-/// The types of one kind's objects; none where the schema does not tell any.
+/// The types of one kind's objects; none if the schema has none.
 pub type KindType = (Gvk, Option<DeclType>);
 
 /// The kinds that a policy's rules name, in their order. `kinds_for` finds the kinds of a group, a version and a

@@ -54,7 +54,7 @@ pub struct Field {
     pub default: &'static str,
     /// Where the field stands in the declaration of its struct, whose order Go prints.
     pub declared: u16,
-    /// The type as Go prints it, where [`Field::kind`] alone does not tell; empty elsewhere.
+    /// The type as Go prints it, if [`Field::kind`] alone does not determine it; empty elsewhere.
     pub go: &'static str,
     /// The embedded structs on the way to the field, as Go's errors name them: `VolumeSource`.
     pub embedded: &'static str,

@@ -60,7 +60,7 @@ fn scratch() -> Arc<tempfile::TempDir> {
     Arc::new(tempfile::tempdir_in(base).unwrap())
 }
 
-/// Ours, and upstream's where it can be had.
+/// Our server, and upstream's if it is available.
 async fn servers() -> Vec<Server> {
     let ours = Server::start(&scratch());
     let mut servers = vec![ours];

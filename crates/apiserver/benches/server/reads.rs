@@ -41,7 +41,7 @@ async fn fill(server: &Server) {
     let (_, object) = client.whole("GET", &format!("{PODS}/pod-00007"), "").await;
     tokio::time::sleep(Duration::from_secs(2)).await;
     if server.children.len() > 1 {
-        // Upstream's memory is its garbage collector's to tell.
+        // Upstream's memory depends on its garbage collector, so the figure means little.
         return;
     }
     let each = (server.pss() - before) as usize * 1024 / LISTED;

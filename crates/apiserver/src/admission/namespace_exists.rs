@@ -1,4 +1,4 @@
-//! Nothing is written into a namespace that does not exist; or it is made for whoever writes into it.
+//! Refuses writes into a namespace that does not exist, or makes the namespace first.
 
 use super::{Attributes, Plugin};
 use crate::registry::View;

@@ -15,7 +15,7 @@ use futures_util::future::BoxFuture;
 use std::fmt::Debug;
 use std::sync::Arc;
 
-/// A resource of a mounted group, as discovery tells it.
+/// A resource of a mounted group, as discovery shows it.
 #[derive(Debug, Clone, Copy)]
 pub struct MountedResource {
     pub plural: &'static str,

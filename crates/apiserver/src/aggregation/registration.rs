@@ -108,7 +108,7 @@ pub(super) enum Action {
     Delete,
 }
 
-/// Upstream's table. `synced` tells that this server has brought it about once before, `at_start` that the stored one
+/// Upstream's table. `synced`: this server has made the object once before. `at_start`: the stored object
 /// was there when the server started.
 pub(super) fn decide(
     stored: Option<&Value>,

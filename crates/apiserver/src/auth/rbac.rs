@@ -59,7 +59,7 @@ impl Rule {
             && (self.names.is_empty() || self.names.contains(&action.name))
     }
 
-    /// As the review of rules tells it: about resources, or about paths.
+    /// The rule in the form of a rules review: about resources, or about paths.
     pub fn to_value(&self) -> (Option<Value>, Option<Value>) {
         let resources = (!self.resources.is_empty()).then(|| {
             let mut rule =

@@ -186,7 +186,7 @@ impl Pieces {
         format!(r#"{{"kind":"{kind}","apiVersion":"{version}","metadata":{metadata},{items}"#)
     }
 
-    /// The envelope tells the length of what it holds, so the items are measured before the first is sent.
+    /// The envelope contains the length of its content, so the items are measured before the first is sent.
     /// Measuring is encoding: a list costs twice the work, but never more memory than an item.
     async fn protobuf_head(&self, type_: TypeRef, metadata: &Value, shape: Shape) -> Result<Bytes, Status> {
         let (version, kind) = match shape {

@@ -82,7 +82,7 @@ impl Filter {
 }
 
 const CHAIN: &[Filter] = &[
-    // Every response can be named in a report, whoever refused the request.
+    // Every response has an id for reports, whichever filter refused the request.
     Filter::both(audit_id::before, audit_id::after),
     Filter::after(cache_control::after),
     Filter::before(memory_reclaim::before),
@@ -97,7 +97,7 @@ const CHAIN: &[Filter] = &[
     Filter::both(audit::arrived, audit::refused),
     Filter::before(deadline::before),
     Filter::before(authentication::before),
-    // The audit tells who asks, not whom they impersonate, and sees every response from here on.
+    // The audit records the user who asks, not the impersonated one, and sees every response from here on.
     Filter::waiting(audit::before, audit::after),
     // Authorization is about the user that the request is made as.
     Filter::before(impersonation::before),

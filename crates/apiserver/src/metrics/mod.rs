@@ -165,7 +165,7 @@ impl RequestKind {
         }
     }
 
-    /// Labels in alphabetical order, as upstream's. Not all metrics tell dry runs apart.
+    /// Labels in alphabetical order, as upstream's. Not all metrics separate dry runs.
     fn labels(&self, with_dry_run: bool) -> String {
         let dry_run = match (with_dry_run, self.dry_run) {
             (false, _) => "",
@@ -184,7 +184,7 @@ fn names(resource: Option<&Resource>) -> (&str, &str, &str) {
     resource.map_or(("", "", ""), |r| (&*r.group, &*r.version, &*r.plural))
 }
 
-/// Resources are served as long as the server lives, so an address tells them apart.
+/// Resources are served as long as the server lives, so their addresses identify them.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
     resource: u64,
@@ -409,7 +409,7 @@ impl Metrics {
     }
 }
 
-/// The sizes of bodies do not tell versions and scopes apart.
+/// The sizes of bodies are not separated by version and scope.
 fn put_bodies<'a>(out: &mut String, all: impl Iterator<Item = &'a Series>) {
     let mut merged: BTreeMap<(&str, &str, &str), Histogram> = BTreeMap::new();
     for series in all.filter(|s| s.bodies.count > 0) {

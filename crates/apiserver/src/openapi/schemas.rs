@@ -276,7 +276,7 @@ impl Schemas {
         reference
     }
 
-    /// An item of a list or a value of a map. Upstream tells what an empty one is.
+    /// An item of a list or a value of a map. Upstream gives the default of an empty one.
     fn element(&mut self, kind: &Kind, raw: &str) -> Value {
         let made = self.kind(kind, raw);
         if self.dialect == Dialect::V2 {

@@ -136,7 +136,7 @@ impl Registry {
             options: write.options,
             rbac: &self.rbac,
         };
-        // As upstream: who changes objects comes before names are drawn, and can only tell what they begin with.
+        // As upstream: mutating admission runs before names are generated, and sees only the prefix.
         let unnamed = Attributes { name: drawn.unwrap_or(&name), unnamed: drawn.is_some(), ..attributes };
         let renamed;
         let (mut attributes, mut key, mut name) = (attributes, key, name.as_str());

@@ -156,7 +156,7 @@ pub(crate) struct FrameKey {
     pub type_: EventType,
     pub representation: crate::negotiate::Representation,
     pub include: crate::encode::IncludeObject,
-    /// Tables tell their columns once per stream.
+    /// Tables contain their columns once per stream.
     pub columns: bool,
 }
 
@@ -213,7 +213,7 @@ impl Event {
         }
     }
 
-    /// The frame of that key, made by whoever comes first. The others wait for it rather than make it again.
+    /// The frame of that key. The first caller makes it; others wait for it rather than make it again.
     pub fn frame(
         &self,
         key: FrameKey,

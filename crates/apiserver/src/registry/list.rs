@@ -163,7 +163,7 @@ impl Registry {
         let snapshot = self.snapshot_for(&prefix, options, token.as_ref())?;
         LISTED.total.with(&[&resource.group, &resource.plural]).increment();
         let revision = snapshot.revision();
-        // As upstream: whoever takes any version is answered from the cache, which knows no pages.
+        // As upstream: a client that accepts any version is answered from the cache, which knows no pages.
         let limit = if options.resource_version == Some(0) && token.is_none() { 0 } else { options.limit };
         let from = token.as_ref().map(|t| format!("{prefix}{}", t.start));
         if crate::extensions::converts(resource) {

@@ -60,7 +60,7 @@ pub(crate) const OWNERS_GIVEN: &str = "";
 /// The same about what admission made of it.
 pub(crate) const OWNERS_ADMITTED: &str = " after mutating admission happens";
 
-/// Keeps one reference to each owner and tells of the others.
+/// Keeps one reference to each owner and warns of the others.
 pub(crate) fn merge_owners(object: &mut Value, warnings: &Warnings, when: &str) {
     let metadata = meta::metadata_mut(object);
     let Some(owners) = metadata.get_mut("ownerReferences").and_then(Value::as_array_mut) else { return };

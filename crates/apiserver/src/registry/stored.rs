@@ -152,7 +152,7 @@ impl Written {
         }
     }
 
-    /// The object as JSON, where that can be had by copying.
+    /// The object as JSON, if copying is enough to make it.
     pub fn json(&self, resource: &Resource) -> Option<Bytes> {
         let (Encoded { value, version_at }, revision) = self.stored.as_ref()?;
         let (before, after) = (value.get(beginning(resource)..(*version_at)?)?, value.get((*version_at)?..)?);

@@ -36,7 +36,8 @@ pub(crate) struct WatchStream {
     watch: Watch,
     hub: Arc<Hub>,
     converter: Arc<Converter>,
-    /// Objects and changes that are being converted: whoever waits for the next event may give up in between.
+    /// Objects and changes that are being converted: the caller may stop waiting for the next event in
+    /// between.
     unconverted: (Vec<Arc<Entry>>, Vec<Change>),
     /// Objects from the beginning of the watch that have not been read yet.
     initial: Option<Items>,

@@ -26,7 +26,7 @@ pub(super) async fn handle(call: &mut Call) -> Result<Response, Status> {
 pub(crate) async fn create(call: &Call, binding: &Value, options: &WriteOptions) -> Result<Response, Status> {
     call.check_namespace(binding)?;
     let name = meta::name(binding).to_owned();
-    // As upstream: this form looks at no UID.
+    // As upstream: this form ignores the UID.
     let mut binding = binding.clone();
     meta::metadata_mut(&mut binding).remove("uid");
     bind(call, &name, &binding, options).await

@@ -167,7 +167,7 @@ fn check(budget: &Value) -> Result<(), Status> {
     }))
 }
 
-/// Takes one disruption from a budget, and tells its controller which pod it is for.
+/// Takes one disruption from a budget, and names the pod in its status for the controller.
 async fn take(call: &Call, budget: &Value, dry_run: bool) -> Result<(), Status> {
     check(budget)?;
     if dry_run {

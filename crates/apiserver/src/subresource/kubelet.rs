@@ -77,7 +77,7 @@ pub(super) async fn log(call: &mut Call) -> Result<Response, Status> {
     let path = format!("/containerLogs/{}/{}/{container}?{query}", call.namespace(), call.name());
     let request = request(Method::GET, &path)?;
     let response = send(call, &pod, request).await.map_err(|status| match status.code {
-        // As upstream: whoever reads a log hears of pods alone.
+        // As upstream: the error of a log request names only pods.
         404 => Status::not_found("", "pods", host(&pod).unwrap_or_default()),
         _ => status,
     })?;

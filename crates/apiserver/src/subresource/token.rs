@@ -236,7 +236,7 @@ pub(crate) fn user_of<'a>(
         ("secret", "secrets", namespace),
         ("node", "nodes", ""),
     ] {
-        // A pod's token tells of its node, but ends with the pod.
+        // A pod's token names its node, but ends with the pod.
         if !about[claim].is_object() || (claim == "node" && about["pod"].is_object()) {
             continue;
         }

@@ -218,7 +218,8 @@ async fn a_definition_goes_after_its_objects() {
         let frame = body.frame().await.expect("the watch goes on").expect("a frame");
         buffer.push_str(&String::from_utf8_lossy(&frame.into_data().unwrap_or_default()));
     }
-    // The task that follows definitions has this event too; the next definition tells when it is done with it.
+    // The task that follows definitions has this event too; the next definition shows that it is done with
+    // it.
     let mut other = definition(schema());
     other["metadata"]["name"] = "oids.stable.example.com".into();
     other["spec"]["names"] =

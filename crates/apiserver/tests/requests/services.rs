@@ -27,7 +27,7 @@ fn addresses(reply: &Reply) -> Vec<String> {
     texts(&reply.at("/spec/clusterIPs"))
 }
 
-/// Waits until a watch tells of something that came.
+/// Waits until a watch reports an added object.
 async fn next_added(world: &World, watch: &str) {
     let mut events = http_body_util::BodyExt::into_data_stream(world.open(watch).await.into_body());
     let mut seen = String::new();
@@ -72,7 +72,7 @@ async fn a_service_gains_and_loses_its_second_family() {
     let record = world.get(&format!("{ADDRESSES}/{}", both[1])).await;
     assert_eq!(record.at("/metadata/labels/ipaddress.kubernetes.io~1ip-family"), json!("IPv6"));
 
-    // Only a wish for one family lets the second go.
+    // Only a request for a single family removes the second.
     let refused = world.patch("merge", &path, &json!({"spec": {"ipFamilies": ["IPv4"]}})).await;
     assert_eq!(refused.code, 422);
     assert_eq!(

@@ -29,7 +29,7 @@ fn go_type(json: &Json) -> &'static str {
 }
 
 impl<'a> Value<'a> {
-    /// The value of `json`: without a schema as JSON alone tells it, with one as its types say.
+    /// The value of `json`: without a schema by JSON's own types, with one by the schema's.
     pub fn from_json(json: &'a Json, schema: Option<&'a Schema>) -> Result<Self, EvalError> {
         match schema {
             Some(schema) => typed(json, schema),

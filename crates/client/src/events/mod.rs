@@ -1,4 +1,4 @@
-//! Events: what a component tells people about an object.
+//! Events: a component's messages to people about an object.
 
 mod correlator;
 

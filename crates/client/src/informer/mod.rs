@@ -45,7 +45,7 @@ impl<K> Change<K> {
     }
 }
 
-/// The state before an update, decoded when a handler first looks into it.
+/// The state before an update, decoded when a handler first reads it.
 #[derive(Debug, Clone)]
 pub struct Old<K> {
     json: Arc<[u8]>,

@@ -81,7 +81,7 @@ pub(crate) fn start(context: &Context) {
 #[derive(Debug, thiserror::Error)]
 enum NoError {}
 
-/// The outcome of a look at an autoscaler: the status to write.
+/// The result of syncing an autoscaler: the status to write.
 struct Outcome {
     status: HorizontalPodAutoscalerStatus,
     /// Told in the log; users see it in events.

@@ -1,4 +1,4 @@
-//! The pods of a target: the groups that the arithmetic tells apart, and the resources that they request.
+//! The pods of a target: the groups of the arithmetic, and the resources that they request.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -203,7 +203,7 @@ fn replica_failure(sets: &[ReplicaSet], new: Option<&ReplicaSet>) -> Option<Depl
     })
 }
 
-/// When to look again for a deadline that may pass without any event.
+/// Time until the check of a deadline that may pass without any event.
 pub(super) fn deadline_due(
     deployment: &Deployment,
     status: &DeploymentStatus,

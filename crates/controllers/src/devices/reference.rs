@@ -81,7 +81,7 @@ pub(super) fn consumers(claim: &ResourceClaim) -> &[ResourceClaimConsumerReferen
     claim.status.as_ref().and_then(|status| status.reserved_for.as_deref()).unwrap_or_default()
 }
 
-/// True for a reference to a pod. Others are left to whoever made them.
+/// True for a reference to a pod. Others are left to their makers.
 pub(super) fn is_pod(consumer: &ResourceClaimConsumerReference) -> bool {
     consumer.api_group.as_deref().unwrap_or_default().is_empty() && consumer.resource == "pods"
 }

@@ -42,7 +42,7 @@ pub(super) struct Seen {
     pub(super) satisfied: bool,
 }
 
-/// Brings the pods and the status of a Job in line. Returns when to look again without an event.
+/// Brings the pods and the status of a Job in line. Returns the delay of the next sync without an event.
 pub(super) async fn sync<W: Writes>(
     writes: &W,
     memory: &Memory,

@@ -183,7 +183,8 @@ impl Pool {
         self.ranges.iter().map(|range| range.free().ok_or(Exhausted(range.cidr))).collect()
     }
 
-    /// The node has these CIDRs, whoever gave them to it. Those outside of the ranges are nobody's business.
+    /// Records that the node has these CIDRs, whatever their origin. CIDRs outside of the ranges are
+    /// ignored.
     pub(super) fn occupy(&mut self, node: &str, cidrs: &[Cidr]) {
         if self.held.get(node).is_some_and(|held| held == cidrs) {
             return;

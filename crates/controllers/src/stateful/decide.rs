@@ -35,7 +35,7 @@ pub(super) type Work = Vec<Action>;
 #[derive(Debug, Default)]
 pub(super) struct Plan {
     pub(super) stages: Vec<Vec<Work>>,
-    /// A pod waits until the claim of its predecessor is deleted, of which no change of a pod tells.
+    /// A pod waits until the claim of its predecessor is deleted. No change of a pod reports that.
     pub(super) waits_for_claim: bool,
     /// The last stage deletes a pod so that one of the update revision takes its place.
     pub(super) replaces_pod: bool,

@@ -73,7 +73,7 @@ pub(super) fn security(host: &HostConfig, groups: Vec<i64>) -> Result<v1::LinuxC
             ("seccomp", path) => security.seccomp = Some(profile(ProfileType::Localhost, path)),
             ("apparmor", "unconfined") => security.apparmor = Some(profile(ProfileType::Unconfined, "")),
             ("apparmor", name) => security.apparmor = Some(profile(ProfileType::Localhost, name)),
-            // There is no SELinux to tell.
+            // There is no SELinux to configure.
             ("label", _) => {}
             ("systempaths", "unconfined") => {
                 security.masked_paths.clear();

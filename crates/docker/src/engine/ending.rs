@@ -15,8 +15,8 @@ use crate::restart::{self, Ended};
 use crate::units;
 
 impl Engine {
-    /// Notes that a container has ended, if it has: clears its traces, and decides what comes next. Whoever
-    /// sees the end first does it; for others there is nothing left to do.
+    /// Records that a container has ended, if it has: clears its traces, and decides what comes next. The
+    /// first process that sees the end does it; for others nothing is left to do.
     pub(super) async fn settle(&self, id: &str) -> Result<Option<State>> {
         let (lock, mut view) = match self.locked(id).await {
             Ok(found) => found,
@@ -150,8 +150,8 @@ impl Engine {
         Ok(Some(due))
     }
 
-    /// Containers that are to be started again and have nobody left who will: a process that waits can be
-    /// killed. Each gets a new one. That one cannot be had is said, and no reason to fail.
+    /// Starts a new waiting process for containers that are to be started again and have lost theirs: a
+    /// process that waits can be killed. A failure is reported and not returned.
     pub fn mend_restarts(&self) {
         for view in self.list().unwrap_or_default() {
             let waits = view.state.waiter.as_deref().is_some_and(|waiter| process_alive(waiter).is_some());

@@ -28,7 +28,7 @@ pub struct ImageSummary {
     pub created: i64,
     pub size: u64,
     pub labels: std::collections::BTreeMap<String, String>,
-    /// Its full name, for whoever has to name it again; empty without one.
+    /// Its full name, for naming it again; empty without one.
     pub reference: String,
 }
 

@@ -81,7 +81,7 @@ impl LogReader {
             if !runs {
                 return Ok(None);
             }
-            // The exit record is elsewhere: look again every now and then, too.
+            // The exit record is elsewhere: check it every now and then, too.
             super::events::wait_readable(&self.watch, 500)?;
             let _ = self.watch.read_events();
         }

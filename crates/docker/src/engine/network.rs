@@ -87,7 +87,7 @@ impl Engine {
         Some((gateway_of(range)?, range))
     }
 
-    /// Held by whoever changes networks or who is on them; others wait.
+    /// The lock for changes of networks and of their members; others wait.
     pub(super) async fn turn(&self) -> Result<Lock> {
         let directory = self.paths.network();
         blocking(move || {

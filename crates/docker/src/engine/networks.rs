@@ -185,7 +185,7 @@ impl Engine {
                 range
             }
             None => {
-                // The default network's is the first of them, whoever comes first.
+                // The default network's range is the first of them, whichever network is made first.
                 self.choose_default_range()?;
                 self.new_range()?
             }

@@ -214,8 +214,8 @@ impl Engine {
         })
     }
 
-    /// Starts a container that does not run, with whoever is to be attached from its first byte on. A
-    /// running one is left alone. Answers this run and its end, which may have come already.
+    /// Starts a container that does not run, with `attach` connected from its first byte on. A running one
+    /// is left alone. Returns this run and its end, which may have come already.
     pub async fn start(&self, name: &str, attach: Option<Streams>) -> Result<(Task, Ending)> {
         let id = self.find(name)?.container.id;
         self.settle(&id).await?;

@@ -229,7 +229,7 @@ fn range(store: &Store, now: &Snapshot, request: RangeRequest) -> Result<RangeRe
         count += 1;
         let wanted = within(entry.modified.0, request.min_mod_revision, request.max_mod_revision)
             && within(entry.created.0, request.min_create_revision, request.max_create_revision);
-        // One more than asked for tells that there are more.
+        // One more than asked for shows that there are more.
         let full = in_key_order && limit.is_some_and(|l| found.len() > l);
         if wanted && !full {
             found.push((key, entry));

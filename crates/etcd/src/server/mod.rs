@@ -40,7 +40,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 #[derive(Debug, Clone)]
 pub struct Service {
     store: Arc<Store>,
-    /// Where the store's files are, to tell how large they are.
+    /// The directory of the store's files, for reporting their size.
     dir: Option<PathBuf>,
     urls: Vec<String>,
     stop: CancellationToken,
@@ -48,7 +48,7 @@ pub struct Service {
 }
 
 impl Service {
-    /// `dir` is where the store keeps its files, `urls` what a member list tells clients to connect to.
+    /// `dir` is the directory of the store's files, `urls` are the client URLs in the member list.
     pub fn new(store: Arc<Store>, dir: Option<PathBuf>, urls: Vec<String>) -> Self {
         Self { store, dir, urls, stop: CancellationToken::new(), tasks: TaskTracker::new() }
     }

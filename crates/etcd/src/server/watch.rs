@@ -54,7 +54,7 @@ struct Stream {
     tasks: JoinSet<()>,
     watches: HashMap<i64, Running>,
     next_id: i64,
-    /// Asks every watch to look at how far it is.
+    /// Asks every watch to check its progress.
     nudge: watch::Sender<u64>,
 }
 

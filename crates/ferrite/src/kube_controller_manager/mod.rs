@@ -221,7 +221,7 @@ impl EvictionFlags {
 /// Flags of the horizontal pod autoscaler.
 #[derive(Debug, clap::Args)]
 pub struct AutoscalingFlags {
-    /// The time between two looks at a HorizontalPodAutoscaler.
+    /// The time between two syncs of a HorizontalPodAutoscaler.
     #[arg(long, default_value = "15s", value_name = "DURATION")]
     horizontal_pod_autoscaler_sync_period: GoDuration,
     /// Nothing is scaled below a recommendation of so long ago.

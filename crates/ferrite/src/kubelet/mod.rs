@@ -310,8 +310,8 @@ impl Reserved {
     }
 }
 
-/// When pods are ended for the node's sake. As upstream: whoever names one hard threshold names them all, unless the
-/// defaults are to be merged.
+/// The thresholds at which pods are evicted. As upstream: one hard threshold replaces all defaults, unless
+/// the defaults are to be merged.
 fn eviction(settings: &Settings) -> Result<EvictionSettings, SettingsError> {
     const FIELD: &str = "evictionSoftGracePeriod";
     let (usual, given) = (EvictionSettings::upstream(), settings.map("evictionHard"));

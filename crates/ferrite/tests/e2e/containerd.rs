@@ -132,7 +132,7 @@ spec:
     std::io::Write::write_all(&mut child.stdin.take().unwrap(), b"through and back\n").unwrap();
     assert_eq!(child.wait_with_output().unwrap().stdout, b"through and back\n");
 
-    // containerd of this age tells no events: the end of a container is seen all the same.
+    // containerd of this age sends no events: the kubelet sees the end of a container all the same.
     world.kubectl(&[
         "run",
         "short",

@@ -173,7 +173,7 @@ impl Fleet {
         ferrite_json::from_str(&text).unwrap()
     }
 
-    /// Which server holds a lease, as another one tells.
+    /// The server that holds a lease, according to another one.
     fn leader(&self, asked: usize, lease: &str) -> Option<usize> {
         let leases = self.get(asked, &["leases", "-n", "kube-system"]);
         let lease =

@@ -406,7 +406,7 @@ pub fn processes() -> Vec<i32> {
     pids
 }
 
-/// Tries until it works; for what tells nobody when it changes (a file, a socket of a process).
+/// Tries until it works; for changes without an event (a file, a socket of a process).
 pub fn eventually<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + PATIENCE;
     loop {

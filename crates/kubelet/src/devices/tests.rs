@@ -337,7 +337,7 @@ async fn strange_registrations_are_refused() {
 #[tokio::test]
 async fn a_plugin_that_talks_too_much_is_bounded() {
     let h = Harness::start().await;
-    // It holds up nobody, and its own devices can be had.
+    // It blocks nobody, and its own devices can be allocated.
     let flood = plugin(&h, Manner::Floods, "a").await;
     h.create("p", asking("1"));
     h.until_phase("p", "Running").await;

@@ -1,7 +1,7 @@
 //! Self-protection: before the node runs out of memory, disk, inodes or processes, pods are ended.
 //!
-//! `signals` has what is watched, `decide` what follows from it, `rank` who goes first: pure functions with tables. Here is
-//! what looks, tells and ends pods.
+//! `signals` has the watched resources, `decide` the decisions, `rank` the order of eviction: pure
+//! functions with tables. This file observes, reports and ends pods.
 
 mod decide;
 mod observe;

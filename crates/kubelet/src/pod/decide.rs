@@ -222,7 +222,7 @@ fn init_progress(
                 return InitProgress::Failed;
             }
             _ => {
-                // Back-off counts failures across sandboxes, so look at the newest instance of any.
+                // Back-off counts failures across sandboxes, so use the newest instance of any.
                 actions.start_or_wait(inputs, c, runtime.latest(c.name()));
                 if !initialized {
                     return InitProgress::Running;

@@ -1,5 +1,5 @@
 //! The labels and annotations that the kubelet writes on sandboxes and containers. After a restart the
-//! runtime alone tells which pod each belongs to, which spec it was made from and how it must be stopped.
+//! runtime alone shows which pod each belongs to, which spec it was made from and how it must be stopped.
 
 use super::model::{PodContainer, PodId};
 use k8s_openapi::api::core::v1::{LifecycleHandler, Pod};

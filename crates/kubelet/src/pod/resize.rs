@@ -187,7 +187,7 @@ pub(crate) fn is_pending(pod: &Pod, allocated: &Pod) -> bool {
     containers(pod).any(|c| !same(c.resources.as_ref(), given.get(c.name.as_str()).copied().flatten()))
 }
 
-/// The pod with what is allocated to it, as its status tells: for counting what is left of the node.
+/// The pod with its allocated resources from its status: for counting what is left of the node.
 pub(crate) fn allocated_by_status(pod: &Pod) -> Cow<'_, Pod> {
     let Some(status) = &pod.status else { return Cow::Borrowed(pod) };
     let all = status.container_statuses.iter().chain(&status.init_container_statuses).flatten();

@@ -1,4 +1,4 @@
-//! The part of a pod's worker that resizes: allocates, applies, and tells of it.
+//! The part of a pod's worker that resizes: allocates, applies and reports.
 
 use super::admission;
 use super::decide;

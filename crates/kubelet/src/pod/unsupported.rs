@@ -37,7 +37,7 @@ pub(crate) fn find(pod: &Pod) -> Option<Unsupported> {
     })
 }
 
-/// The part of a volume of a known kind that cannot be had.
+/// The unsupported part of a volume of a known kind.
 fn part_of(volume: &Volume) -> Option<&'static str> {
     let sources = volume.projected.as_ref().and_then(|p| p.sources.as_ref());
     sources.into_iter().flatten().find_map(|source| {

@@ -1,4 +1,4 @@
-//! One task per pod: look, decide, act, tell; then wait for the next event.
+//! One task per pod: observe, decide, act, report; then wait for the next event.
 
 use super::backoff::BackOff;
 use super::context::Context;
@@ -259,7 +259,7 @@ impl Worker {
         Ok(deadline(pod))
     }
 
-    /// One round for a pod that should run. Answers when to look again if nothing happens before.
+    /// One sync of a pod that should run. Returns the time of the next sync if nothing happens before.
     async fn sync(&mut self, pod: &Arc<Pod>) -> Result<Option<Timestamp>, SyncError> {
         let context = self.context.clone();
         let now = context.clock.now();
@@ -438,7 +438,7 @@ impl Worker {
             }
             Err(e) => {
                 self.context.event(pod, EventType::Warning, "FailedMount", e.to_string());
-                // A running pod keeps the files it has until better ones can be had.
+                // A running pod keeps its files until newer ones are available.
                 match &mut self.volumes {
                     Some(volumes) => {
                         volumes.refresh_at = Some(clock::add(now, AFTER_FAILED_REFRESH));

@@ -430,7 +430,7 @@ async fn a_termination_message_waits_for_the_api_server() {
     h.api.refuse_patches(true);
     h.runtime.exit("c", 0);
     h.api.until_refused(4).await;
-    // Somebody else's write to the status makes the kubelet look again.
+    // Somebody else's write to the status triggers a sync of the kubelet.
     let mut pod = h.pod("p").unwrap();
     pod["status"]["conditions"].as_array_mut().unwrap().push(json!({"type": "Else", "status": "True"}));
     h.api.put("pods", pod);

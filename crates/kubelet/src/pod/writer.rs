@@ -97,7 +97,7 @@ async fn run(
                     break;
                 }
                 Err(e) if is_conflict(&e) => match api.get_opt(&pod.name).await {
-                    // The name belongs to another pod, or to none: nothing to tell.
+                    // The name belongs to another pod, or to none: nothing to report.
                     Ok(None) => {
                         let _ = done.send(version);
                         break;

@@ -40,7 +40,7 @@ impl DirectorySource {
         Self { path, node: node.to_owned(), period, clock, files, complaints }
     }
 
-    /// Reads everything and tells what should run, again and again.
+    /// Reads everything and publishes the pods that should run, again and again.
     pub(crate) async fn run(mut self, pods: Arc<LocalPods>) {
         loop {
             // Watch before reading, so that a change in between is not missed.

@@ -1,5 +1,5 @@
-//! Mirror pods: what the API shows of the node's static pods. The API never decides about a static pod; whoever deletes
-//! or changes a mirror sees it put back.
+//! Mirror pods: the node's static pods as the API shows them. The API never decides about a static pod; a
+//! mirror that a user deletes or changes is put back.
 
 use super::manifest::{HASH, MIRROR};
 use crate::pod::context::Context;

@@ -1,4 +1,4 @@
-//! Hints: the NUMA nodes from which a resource could be had, and the merge of the hints of all resources.
+//! Hints: the NUMA nodes that could provide a resource, and the merge of the hints of all resources.
 
 use super::machine::CpuTopology;
 use super::mask::NumaMask;
@@ -13,7 +13,8 @@ pub(crate) struct Hint {
     pub preferred: bool,
 }
 
-/// The ways to have one resource; none if the nodes do not matter. An empty list: it cannot be had.
+/// The ways to allocate one resource; none if the nodes do not matter. An empty list: it cannot be
+/// allocated.
 pub(crate) type Hints = Option<Vec<Hint>>;
 
 /// The hints of one manager, by resource. Empty: it has no preference.

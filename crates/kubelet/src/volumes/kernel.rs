@@ -189,7 +189,7 @@ mod tests {
         assert_eq!(made.permissions().mode() & 0o7777, 0o777, "as the volume");
     }
 
-    /// A FIFO as the volume itself must not stop whoever sets the pod up.
+    /// A FIFO as the volume itself must not block the setup of the pod.
     #[test]
     fn a_fifo_is_no_volume() {
         let tree = Tree(tempfile::tempdir().unwrap());

@@ -295,7 +295,8 @@ impl CniNetwork {
         Ok(())
     }
 
-    /// Asks the plugins of version 1.1.0 whether they take pods; [`ready`](PodNetwork::ready) tells the answer.
+    /// Asks the plugins of version 1.1.0 if they take pods; [`ready`](PodNetwork::ready) returns the
+    /// result.
     pub async fn ask_status(&self) -> Result<(), NetworkError> {
         let network = self.network()?;
         let mut refused = None;

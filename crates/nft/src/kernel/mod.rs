@@ -43,8 +43,8 @@ impl KernelError {
     }
 }
 
-/// The generations of the ruleset that our own transactions made. A [`Monitor`] tells from it which changes are
-/// somebody else's.
+/// The generations of the ruleset that our own transactions made. A [`Monitor`] uses it to find changes by
+/// others.
 #[derive(Debug, Clone, Default)]
 pub struct OwnGenerations(Arc<Mutex<HashSet<u32>>>);
 

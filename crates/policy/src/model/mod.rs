@@ -192,7 +192,7 @@ fn ports(port: &NetworkPolicyPort) -> Option<Ports> {
     })
 }
 
-/// A pod, as far as policies look at it.
+/// The facts about a pod that policies use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodFacts {
     pub name: Name,

@@ -49,7 +49,7 @@ pub fn serve(listener: TcpListener, handler: Handler, scope: &Scope) {
             let stream = match listener.accept().await {
                 Ok((stream, _)) => stream,
                 Err(error) => {
-                    // Out of descriptors, most likely: others must let some go first.
+                    // Out of descriptors, most likely: others must close some first.
                     tracing::warn!(%error, "cannot accept a connection");
                     tokio::time::sleep(Duration::from_millis(100)).await;
                     continue;

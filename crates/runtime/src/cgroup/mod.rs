@@ -273,8 +273,9 @@ impl Layout {
         result
     }
 
-    /// In hybrid layouts systemd looks at the unified hierarchy to know whether a scope is in use, where we put
-    /// nobody. The container's first process stands for all of it; one that has ended needs no scope.
+    /// In hybrid layouts systemd uses the unified hierarchy to see if a scope is in use, and we put no
+    /// process there. The container's first process stands for all of it; one that has ended needs no
+    /// scope.
     pub fn show_to_systemd(&self, path: &str, pid: i32) {
         if let Some(unified) = self.beside() {
             let _ = fs::write(below(&unified, path).join("cgroup.procs"), pid.to_string());

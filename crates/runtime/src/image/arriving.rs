@@ -23,7 +23,7 @@ pub(crate) enum Piece {
 pub(crate) struct Arriving<'a> {
     writer: BlobWriter<'a>,
     pieces: mpsc::Receiver<Piece>,
-    /// The part that an earlier attempt left, until it was read. Only the first piece tells if it is still
+    /// The part that an earlier attempt left, until it was read. Only the first piece shows if it is still
     /// valid.
     earlier: Option<Take<File>>,
     /// The piece that is being read.

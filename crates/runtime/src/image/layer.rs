@@ -196,7 +196,7 @@ pub(crate) fn remove(path: &Path) {
     }
 }
 
-/// The plain archive, whatever it is packed with: the content tells, media types are often wrong.
+/// The plain archive, whatever its compression: the content decides, because media types are often wrong.
 pub(crate) fn decompress<'a>(blob: impl Read + 'a) -> Result<Box<dyn Read + 'a>, ImageError> {
     let mut blob = BufReader::with_capacity(256 << 10, blob);
     let start = blob.fill_buf().map_err(super::tar_reader::read_error)?;

@@ -98,7 +98,7 @@ pub enum ProgressEvent {
 /// Told about [`ProgressEvent`]s; must not block.
 pub type Progress = Arc<dyn Fn(ProgressEvent) + Send + Sync>;
 
-/// At most one download per blob at a time; whoever comes second finds it done.
+/// At most one download per blob at a time; a second caller finds it done.
 #[derive(Debug, Default)]
 pub(crate) struct Flights(Mutex<HashMap<Digest, Arc<Semaphore>>>);
 

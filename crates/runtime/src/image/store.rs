@@ -230,7 +230,7 @@ impl ImageStore {
         self.collect(used).map(drop)
     }
 
-    /// Drops an image's record whoever uses it. Its layers stay as long as its id is in `used`.
+    /// Drops an image's record, even if it is in use. Its layers stay as long as its id is in `used`.
     pub fn forget(&self, reference_or_id: &str, used: &HashSet<Digest>) -> Result<(), ImageError> {
         {
             let mut index = self.index();

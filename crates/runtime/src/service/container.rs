@@ -88,7 +88,7 @@ impl Inner {
         Ok(id)
     }
 
-    /// Starts a created container, with whoever is to be attached from its first byte on.
+    /// Starts a created container, with attached clients connected from its first byte on.
     pub(super) async fn start_container(
         self: Arc<Self>,
         id: &str,

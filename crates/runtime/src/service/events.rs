@@ -1,4 +1,4 @@
-//! Container events: from supervisors to whoever listens.
+//! Container events: from supervisors to listeners.
 
 use std::sync::Arc;
 

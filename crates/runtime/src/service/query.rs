@@ -1,4 +1,4 @@
-//! Reads: statuses and lists. They look at memory only and never wait.
+//! Reads: statuses and lists. They use memory only and never wait.
 
 use std::collections::BTreeMap;
 

@@ -52,7 +52,7 @@ impl Inner {
         }
         for (synced, sandbox) in waiting {
             if synced.await.is_err() {
-                // It died before it could tell what runs.
+                // It died before it could report what runs.
                 self.bury_sandbox(&sandbox).await;
             }
         }

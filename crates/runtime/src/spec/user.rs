@@ -65,8 +65,8 @@ fn id(value: i64) -> Option<u32> {
 pub enum Named<'a> {
     Number(u32),
     Name(&'a str),
-    /// Written as a number, but none that a user can have. It is never looked up as a name: whoever checks numbers would
-    /// have seen another user than the one that runs.
+    /// Written as a number, but none that a user can have. It is never looked up as a name: a check of
+    /// numbers would have seen another user than the one that runs.
     OutOfRange,
 }
 

@@ -38,7 +38,7 @@ const MAX_STRANGERS: usize = 256;
 const HEADER_LIMIT: Duration = Duration::from_secs(10);
 /// Streams in use at the same time.
 const MAX_SESSIONS: usize = 512;
-/// Of these, streams of one container or of one sandbox's ports: whoever may use one pod cannot take them all.
+/// Of these, streams of one container or of one sandbox's ports: a user of one pod cannot take them all.
 const MAX_SHARE: usize = 64;
 
 /// The action behind a URL.

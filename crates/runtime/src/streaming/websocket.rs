@@ -165,7 +165,7 @@ where
                     break;
                 }
             }
-            // Nobody to tell: closing the channels lets the session see it.
+            // Nobody receives an error: closing the channels lets the session see it.
             stdout.close();
             stderr.close();
         };
@@ -308,7 +308,7 @@ async fn forward_port(
     };
     let to_pod = async {
         while let Some(bytes) = incoming.recv().await {
-            // The other direction may still have something to say, and tells when all is over.
+            // The other direction may still have data, and reports when all is over.
             let _ = write.write_all(&bytes).await;
         }
     };

@@ -51,7 +51,7 @@ pub fn main(mut args: impl Iterator<Item = std::ffi::OsString>) -> ExitCode {
 
 /// Becomes the supervisor of a sandbox, which answers on standard output.
 fn supervise(directory: &Path) -> ExitCode {
-    // A session of its own: no terminal and no signal of whoever started us reaches the pod.
+    // A session of its own: no terminal and no signal of our parent reaches the pod.
     let _ = nix::unistd::setsid();
     match start(directory) {
         Ok(mut server) => {

@@ -170,8 +170,8 @@ fn attach(root: BorrowedFd<'_>, source: &Source, destination: &Path) -> io::Resu
     sys::attach_mount(source.mount.as_fd(), target.as_fd())
 }
 
-/// Attaches a volume. Nothing may be put in the place of what the kernel tells about processes, but for files that are
-/// known to be replaced, as runc has it, and for the host's own procfs.
+/// Attaches a volume. It must not hide the kernel's files about processes, except files that are known to
+/// be replaced, as in runc, and the host's own procfs.
 fn attach_volume(root: BorrowedFd<'_>, source: &Source, destination: &Path) -> io::Result<()> {
     let target =
         if source.directory { make_directory(root, destination, 0)? } else { make_file(root, destination)? };

@@ -114,8 +114,8 @@ pub fn establish(directory: &Path) -> Result<Server, SetupError> {
     nix::unistd::chdir("/").context("chdir")?;
     let cgroups = Layout::detect().context("find control groups")?;
     cgroups.join(&setup.cgroup).context("join the supervisors' control group")?;
-    // SAFETY: plain integers. A pod's processes must not look into this one, and orphans of containers
-    // in the host's PID namespace must come back here.
+    // SAFETY: plain integers. A pod's processes must not inspect this one, and orphans of containers in the
+    // host's PID namespace must come back here.
     unsafe {
         libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
         libc::prctl(libc::PR_SET_NAME, c"ferrite-superv".as_ptr());

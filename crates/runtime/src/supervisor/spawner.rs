@@ -12,7 +12,7 @@ use super::{NAME, ROOM, supervise};
 use crate::sys;
 
 pub fn serve() -> ExitCode {
-    // SAFETY: plain integers. Nothing of a pod may look into this process either.
+    // SAFETY: plain integers. Nothing of a pod may inspect this process either.
     unsafe {
         libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
         libc::prctl(libc::PR_SET_NAME, c"ferrite-spawner".as_ptr());

@@ -41,7 +41,7 @@ impl UserNamespace {
         self.namespace.as_fd()
     }
 
-    /// The host's numbers for a user and a group; whoever is not mapped becomes the namespace's root.
+    /// The host's numbers for a user and a group; one that is not mapped becomes the namespace's root.
     pub fn host(&self, uid: u32, gid: u32) -> (u32, u32) {
         let (root_uid, root_gid) = self.root();
         (self.map.host_uid(uid).unwrap_or(root_uid), self.map.host_gid(gid).unwrap_or(root_gid))

@@ -295,8 +295,8 @@ impl Log {
         self.write_buffer()
     }
 
-    /// Makes room for what is about to be written, and for more. Failing is no harm: writing makes the file longer
-    /// as well, and tells when there is no space.
+    /// Extends the file for the next writes and more. A failure is harmless: writing extends the file as
+    /// well, and reports a full disk.
     fn make_room(&mut self) {
         let end = self.length + self.buffer.len() as u64;
         if self.options.ahead == 0 || end <= self.allocated {
@@ -641,7 +641,7 @@ const TORN_KEPT: usize = 3;
 /// No batch is larger by much.
 const MOST_TORN: u64 = 64 << 20;
 
-/// Copies what is about to be cut off the last log, and tells of it.
+/// Copies the bytes that are about to be cut off the last log, and logs a warning.
 fn keep_torn(dir: &Path, log: &Path, recovered: &Recovered) -> io::Result<()> {
     if recovered.torn == 0 {
         return Ok(());

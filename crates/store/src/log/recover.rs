@@ -1,4 +1,4 @@
-//! Reading back what is on disk. Changes nothing, so it also serves to look at a store another process holds.
+//! Reads the files on disk. Changes nothing, so it can also read a store that another process holds.
 
 use super::damage;
 use super::disk::BLOCK;
@@ -368,7 +368,7 @@ fn replay(
                     into.torn = frames.length - frames.at;
                     break (End::Room, data_ends);
                 }
-                // The next one tells whether it had to end here. If so, it does not matter what is behind.
+                // The next log records if this one had to end here. If so, the bytes behind do not matter.
                 Rest::Room | Rest::CutOff if frames.header.blocks => break (End::Room, data_ends),
                 _ => return Err(corrupt(path, frames.at, "the checksum of a batch does not match").into()),
             },

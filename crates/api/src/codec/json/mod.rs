@@ -183,7 +183,8 @@ impl<'a> Decoder<'a> {
         Fault::new(DecodeError::Mismatch { found: found.into(), place, expected: expected.into() })
     }
 
-    /// A value of `kind`; `None` for null. `go` is the type as Go prints it, where the kind does not tell.
+    /// A value of `kind`; `None` for null. `go` is the type as Go prints it, if the kind alone does not
+    /// determine it.
     fn value(&mut self, kind: &Kind, go: &str, depth: usize) -> Result<Option<Value>, Fault> {
         if depth > MAX_DEPTH {
             return Err(Fault::new(DecodeError::TooDeep));

@@ -166,7 +166,7 @@ pub(super) fn validate_mutable(matching: &Value, path: &Path) -> FieldErrors {
     refused.map(|operation| FieldError::not_supported(&path, operation, MUTABLE)).collect()
 }
 
-/// Validates the conditions of a webhook or a policy. `params` tells whether expressions may read parameters.
+/// Validates the conditions of a webhook or a policy. With `params`, expressions may read parameters.
 pub(super) fn validate_conditions(conditions: &[Value], params: bool, path: &Path) -> FieldErrors {
     let mut errors = Vec::new();
     if conditions.len() > CONDITIONS_MAX {

@@ -115,7 +115,7 @@ fn validate_common(
         None => errors.push(FieldError::required(&matching_path, "")),
         Some(matching) => {
             errors.extend(validate_match_resources(matching, &matching_path));
-            // Without a rule nothing tells what the expressions are about.
+            // Without a rule the type of the expressions' objects is unknown.
             if list(matching, "resourceRules").is_empty() {
                 errors.push(FieldError::required(&matching_path.child("resourceRules"), ""));
             }

@@ -75,7 +75,7 @@ pub(super) fn from_v2(object: &mut Value) {
     {
         status["currentCPUUtilizationPercentage"] = cpu["resource"]["current"]["averageUtilization"].clone();
     }
-    // The older version always tells the number of replicas.
+    // The older version always has the number of replicas.
     default_field(status, "currentReplicas", 0);
     let current: Vec<Value> = current.iter().map(|m| metric_to_v1(m, "current")).collect();
     let conditions = conditions.as_array().cloned().unwrap_or_default();

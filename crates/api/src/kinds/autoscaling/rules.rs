@@ -54,7 +54,7 @@ pub(super) fn validate_spec(spec: &Value, old: Option<&Value>, path: &Path) -> F
     for (index, metric) in metrics.iter().enumerate() {
         errors.extend(validate_metric(metric, &path.child("metrics").index(index)));
     }
-    // Nothing else can tell when there is work again.
+    // Only these metrics can show that there is work again.
     if min == Some(0) && !metrics.iter().any(|metric| matches!(text(metric, "type"), "Object" | "External")) {
         errors.push(FieldError::forbidden(
             &path.child("metrics"),

@@ -81,8 +81,8 @@ fn printed(identity: &Value) -> String {
     format!("{{\"Driver\":{driver},\"Pool\":{pool},\"Device\":{device},\"ShareID\":{share}}}")
 }
 
-/// Drops what drivers reported of devices that the claim had and has no longer: whoever takes an allocation away need
-/// not know of the reports.
+/// Drops reports of drivers about devices that the claim no longer has: a client that removes an allocation
+/// need not know of the reports.
 pub(super) fn drop_deallocated(status: &mut Value, old: &Value) {
     let named = |device: &Value| identity(device).to_string();
     let allocated = |status: &Value| -> HashSet<String> {

@@ -16,7 +16,7 @@ const ID_RANGE: &str = "must be between 0 and 2147483647, inclusive";
 /// The longest message about the health of a device.
 const MESSAGE_MAX: usize = 1024;
 
-/// Under whom each container runs. Only Linux tells by numbers.
+/// The users under which containers run. Only Linux has numbers for them.
 pub(super) fn validate_users(pod: &Value, path: &Path) -> FieldErrors {
     let os = pod["spec"]["os"]["name"].as_str().unwrap_or("linux");
     let mut errors = Vec::new();

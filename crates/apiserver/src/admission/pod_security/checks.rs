@@ -1,4 +1,5 @@
-//! The checks of each level, as of each version: one row each in [`CHECKS`], in the order in which upstream tells.
+//! The checks of each level, as of each version: one row each in [`CHECKS`], in the order of upstream's
+//! messages.
 
 use super::policy::{Level, Rule};
 use ferrite_json::Value;

@@ -19,7 +19,7 @@ pub(super) struct Inputs<'a> {
     pub params: Option<&'a Value>,
     pub request: &'a Value,
     pub namespace: Option<&'a Value>,
-    /// The values of `authorizer` and `authorizer.requestResource`; none where they are not to be had.
+    /// The values of `authorizer` and `authorizer.requestResource`; none where they are not available.
     pub authorizer: Option<&'a (Cel<'static>, Cel<'static>)>,
 }
 

@@ -45,7 +45,7 @@ static MUTATING: LazyLock<Checks> = LazyLock::new(|| {
     }
 });
 
-/// The kind of an error by its message, as upstream tells it.
+/// The kind of an error by its message, as upstream derives it.
 fn error_type(message: &str) -> &'static str {
     match message {
         message if message.starts_with("compilation") => "compile_error",

@@ -18,7 +18,7 @@ const LIMIT: usize = 8 << 20;
 pub(super) struct Outcome {
     /// The object as it is now, if it was changed.
     pub object: Option<Value>,
-    /// The patch that was applied, if the audit of the request tells it.
+    /// The patch that was applied, if the audit of the request records it.
     pub patch: Option<Value>,
 }
 

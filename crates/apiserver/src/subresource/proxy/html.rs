@@ -175,7 +175,7 @@ enum Step {
     Pass(usize),
     /// This number of bytes are a tag.
     Tag(usize),
-    /// It takes more to tell.
+    /// More bytes are needed to decide.
     More,
 }
 

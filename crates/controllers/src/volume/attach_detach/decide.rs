@@ -67,7 +67,7 @@ pub(super) struct Decision {
     pub actions: Vec<Action>,
     /// Volumes that nobody wants, from now or from earlier.
     pub unwanted_since: BTreeMap<String, Timestamp>,
-    /// When to look again if nothing happens before.
+    /// Delay of the next sync if nothing happens before.
     pub wake: Option<Duration>,
 }
 

@@ -1,7 +1,8 @@
 //! Has volumes of CSI drivers attached to the nodes whose pods want them, and detached when nobody wants them any more.
 //!
 //! One key is one node. An attachment is an object (VolumeAttachment) that the driver's own controller acts on; a node's
-//! `volumesAttached` tells its kubelet which volumes it may mount, and `volumesInUse` tells us which ones it has.
+//! `volumesAttached` lists the volumes that its kubelet may mount, and `volumesInUse` lists those that it
+//! has.
 
 mod decide;
 

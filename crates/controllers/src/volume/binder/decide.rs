@@ -153,7 +153,7 @@ pub(crate) enum VolumeStep {
 /// The action for a volume without a claim.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Reclaim {
-    /// It stays as it is, or whoever made it deletes it.
+    /// It stays as it is, or its maker deletes it.
     LeaveAlone,
     /// Nobody can do what the policy says.
     Fail { reason: &'static str, message: String },

@@ -173,7 +173,7 @@ async fn talk(child: &mut Child, request: &[u8]) -> std::io::Result<(ExitStatus,
     Ok((status?, output?, complaint?))
 }
 
-/// Reads up to `limit` bytes, and lets the rest go by.
+/// Reads up to `limit` bytes, and discards the rest.
 async fn read(stream: Option<impl AsyncRead + Unpin>, limit: u64) -> std::io::Result<Vec<u8>> {
     let mut out = Vec::new();
     if let Some(mut stream) = stream {

@@ -48,8 +48,8 @@ impl Csi {
     }
 }
 
-/// Tells whether the controller says that the volume is attached, and knows that this node uses it: from then on it
-/// detaches the volume only when the node has let it go.
+/// Returns true if the controller reports the volume as attached, and knows that this node uses it: from
+/// then on it detaches the volume only when the node has stopped using it.
 fn is_attached(node: &Node, name: &str) -> bool {
     let Some(status) = &node.status else { return false };
     status.volumes_in_use.iter().flatten().any(|used| used == name)

@@ -102,7 +102,7 @@ impl Attached {
         }
     }
 
-    /// Nothing more will come: lets go of what has everything.
+    /// No more output will come: closes the streams that have sent everything.
     fn finish(&mut self) {
         self.stdin = None;
         for stream in [1, 2] {
@@ -137,7 +137,7 @@ pub(super) struct Container {
 }
 
 impl Container {
-    /// Reads up to `rounds` chunks of a stream into the log and to whoever is attached.
+    /// Reads up to `rounds` chunks of a stream into the log and to the attached clients.
     pub(super) fn read_output(&mut self, stream: u8, rounds: u32) {
         let mut buffer = [0; CHUNK];
         for _ in 0..rounds {
