@@ -41,7 +41,7 @@ pub fn run(arguments: &[String]) -> Result<(), String> {
     }
 }
 
-/// Installs missing tools when asked to and possible; otherwise says what is missing.
+/// Installs missing tools when asked to and possible; otherwise lists them.
 fn install(allowed: bool) -> Result<(), String> {
     let missing: Vec<&str> =
         TOOLS.iter().filter(|(tool, _)| !is_installed(tool)).map(|(_, package)| *package).collect();

@@ -1,4 +1,4 @@
-//! Validation errors: which field, what kind of problem, in upstream's wording.
+//! Validation errors: the field, the kind of problem, and upstream's wording.
 
 use ferrite_json::Value;
 use std::fmt;

@@ -308,7 +308,7 @@ pub fn restore_system_metadata(new: &mut Value, old: &Value) {
     take("deletionGracePeriodSeconds", true);
 }
 
-/// Validates the change of `metadata`: what identifies an object stays, deletion is not undone.
+/// Validates the change of `metadata`: the identity of an object stays, deletion is not undone.
 pub fn validate_metadata_update(new: &Value, old: &Value) -> FieldErrors {
     let path = Path::new("metadata");
     let (new, old) = (&new["metadata"], &old["metadata"]);

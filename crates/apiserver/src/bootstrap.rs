@@ -19,7 +19,7 @@ const NAMESPACES: [&str; 4] = ["default", "kube-system", "kube-public", "kube-no
 const SELF: &str = "system:apiserver";
 /// Name of the server's own Service, and of the range of all Services.
 const DEFAULT: &str = "kubernetes";
-/// As upstream: what could not be written is tried again after this.
+/// As upstream: the delay before a failed write is tried again.
 const AGAIN: Duration = Duration::from_secs(10);
 
 pub(crate) async fn run(server: &ApiServer) -> Result<(), Status> {

@@ -94,7 +94,7 @@ impl Call {
         }
     }
 
-    /// Refuses to create by an update or an apply for somebody who may not create.
+    /// Refuses to create by an update or an apply if the user may not create.
     pub fn authorize_create(&self) -> Result<(), Status> {
         let registry = &self.server.registry;
         let action = Action::on(&self.target, "create");

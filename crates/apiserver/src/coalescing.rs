@@ -173,7 +173,7 @@ where
 {
     fn execute(&self, future: F) {
         let mut future = Box::pin(future);
-        // Nobody has to be woken: what is not done is polled again as a task.
+        // Nobody has to be woken: a future that is not done is polled again as a task.
         let mut cx = Context::from_waker(Waker::noop());
         if future.as_mut().poll(&mut cx).is_pending() {
             tokio::spawn(future);

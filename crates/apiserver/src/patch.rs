@@ -328,7 +328,7 @@ fn check_place(call: &Call, applied: &Value) -> Result<(), Status> {
     Ok(())
 }
 
-/// An applied configuration says what it is.
+/// Checks that an applied configuration names its kind.
 fn check_applied(document: &Value, expected: &Gvk) -> Result<(), Status> {
     let found = match document {
         Value::Object(map) => {
@@ -376,7 +376,7 @@ async fn apply(
     if applied.pointer("/metadata/managedFields").is_some_and(|fields| !fields.is_null()) {
         return Err(Status::bad_request("metadata.managedFields must be nil"));
     }
-    // As upstream: what does not fit the schema is refused before anybody looks for unknown fields.
+    // As upstream: a mismatch with the schema is refused before the check for unknown fields.
     crate::managed::check(&call.resource, &applied)?;
     let decoded = match call.resource.custom {
         None => crate::call::decode_yaml(&document, body, &gvk)?,

@@ -1,4 +1,4 @@
-//! Reviews: questions about who somebody is and what they may do. Answered, not stored.
+//! Reviews: questions about a user's identity and rights. Answered, not stored.
 
 use crate::auth::{Action, User, decide, node};
 use crate::call::Call;

@@ -122,8 +122,8 @@ pub struct Config {
     pub client_ca: Option<String>,
     /// Front proxies that authenticate users for this server. Published, too.
     pub request_header: Option<RequestHeader>,
-    /// The server's client certificate for extension API servers. Without it, they cannot know for whom it
-    /// asks.
+    /// The server's client certificate for extension API servers. Without it, they cannot know the user of
+    /// a request.
     pub proxy_client: Option<Identity>,
     /// True if tokens that admission mounts into pods live for a year instead of an hour, for clients that
     /// never read them again.
@@ -474,7 +474,7 @@ pub(crate) fn error(status: &Status, as_: Representation) -> Response {
     answer
 }
 
-/// Says whether a client may still write.
+/// Returns true if a client may still write.
 pub type WriteGuard = Arc<dyn Fn() -> bool + Send + Sync>;
 
 tokio::task_local! {

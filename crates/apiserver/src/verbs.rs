@@ -75,7 +75,7 @@ async fn dispatch(call: &mut Call) -> Result<Response, Status> {
         call.warnings.push(warning);
     }
     if call.verb == Verb::Patch && call.target.subresource.as_deref() != Some("proxy") {
-        // A patch of no known kind finds no route upstream, and so nobody who warns.
+        // A patch of no known kind finds no route upstream, and so gets no warning.
         patch::check_kind(&call.resource, call.header(header::CONTENT_TYPE))?;
     }
     if let Some(warning) = call.resource.hooks.deprecation

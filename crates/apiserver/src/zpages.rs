@@ -1,4 +1,4 @@
-//! `/statusz` and `/flagz`: what the server is and how it is set up, as text for people or as an object of
+//! `/statusz` and `/flagz`: the server's version and settings, as text for people or as an object of
 //! `config.k8s.io` for programs.
 
 use crate::encode;

@@ -1,6 +1,7 @@
 //! The Common Expression Language (CEL) as Kubernetes v1.36 has it.
 //!
-//! An [`Environment`] says what expressions may use. It compiles an expression to a [`Program`], once; the program is
+//! An [`Environment`] has the names that expressions may use. It compiles an expression to a [`Program`],
+//! once; the program is
 //! evaluated many times, each time with an [`Activation`] that holds the variables. Nothing here does I/O, waits, or
 //! takes time or memory out of proportion: every evaluation has a cost, counted as upstream counts it, and [`Limits`]
 //! end it.

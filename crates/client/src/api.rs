@@ -169,8 +169,8 @@ impl<K: Object> Api<K> {
         self.object(self.request.patch_subresource(subresource, name, params, patch)).await
     }
 
-    /// Asks for the deletion. The server answers with the object or with a `Status`: neither is of use to a caller
-    /// who must watch for the end anyway.
+    /// Asks for the deletion. The server answers with the object or with a `Status`: neither is of use to a
+    /// caller that must watch for the end anyway.
     pub async fn delete(&self, name: &str, params: &DeleteParams) -> Result<(), kube::Error> {
         send(&self.client, self.request.delete(name, params).map_err(invalid)?).await.map(drop)
     }

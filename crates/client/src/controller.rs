@@ -1,4 +1,5 @@
-//! A controller, declared: what it reconciles, what wakes it, and the function that does the work.
+//! A controller, declared: the kind that it reconciles, the events that wake it, and the function that does
+//! the work.
 //!
 //! ```ignore
 //! Controller::new("serviceaccount-controller", 5, &scope)

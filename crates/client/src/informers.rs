@@ -11,7 +11,7 @@ use crate::{Api, Informer, ListSelector, Object, Scope};
 
 type Started = HashMap<(TypeId, ListSelector), Box<dyn Any + Send + Sync>>;
 
-/// Gives everybody who asks for a kind the same [`Informer`], started at the first request. Clones share.
+/// Gives all readers of a kind the same [`Informer`], started at the first request. Clones share.
 #[derive(Clone)]
 pub struct Informers {
     client: Client,

@@ -18,7 +18,7 @@ use tracing::{debug, info, warn};
 
 use crate::{Api, Scope, is_not_found};
 
-/// Which Lease, as whom, and how fast.
+/// The Lease, the identity, and the times of an election.
 #[derive(Debug, Clone)]
 pub struct LeaderConfig {
     pub namespace: String,

@@ -1,4 +1,5 @@
-//! Delegated authentication and authorization: the API server says who a caller is and what it may do.
+//! Delegated authentication and authorization: the API server identifies a caller and decides about its
+//! rights.
 
 use std::collections::HashMap;
 use std::future::Future;

@@ -107,7 +107,7 @@ pub type Clients = Arc<dyn Fn(Identity) -> Client + Send + Sync>;
 pub struct Context {
     /// Acts as the controller.
     pub client: Client,
-    /// Reads as the manager does, who may list and watch everything. For writing there is `client`.
+    /// Reads as the manager, which may list and watch everything. For writing there is `client`.
     pub reader: Client,
     clients: Clients,
     pub informers: Informers,

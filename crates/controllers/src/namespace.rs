@@ -122,7 +122,8 @@ async fn empty(client: &Client, namespace: &str) -> Content {
             content.failures.push(error.to_string());
         }
     }
-    // Pods go first: what protects or serves them (policies, Services, Secrets) stays until the last has ended.
+    // Pods go first: objects that protect or serve them (policies, Services, Secrets) stay until the last
+    // has ended.
     if !content.remaining.is_empty() {
         return content;
     }

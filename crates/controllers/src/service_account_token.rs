@@ -1,4 +1,4 @@
-//! Keeps tokens of service accounts in secrets, for those who ask for one that way.
+//! Keeps tokens of service accounts in secrets, for users who ask for one that way.
 
 use std::time::Duration;
 

@@ -148,7 +148,7 @@ impl Context<'_> {
         }
     }
 
-    /// An ExternalName Service. Names of the cluster are followed here, others by who forwards.
+    /// An ExternalName Service. Names of the cluster are followed here, others by the forwarder.
     fn alias(&self, query: &Query, target: &str) -> Answer {
         let mut records = Vec::new();
         let mut owner = query.name.clone();

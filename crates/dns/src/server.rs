@@ -374,7 +374,7 @@ pub struct Listen {
     pub address: SocketAddr,
     /// Packets from other interfaces do not reach the socket.
     pub device: Option<String>,
-    /// Ranges of clients; everybody else is ignored. Empty means everybody who can reach the socket.
+    /// Ranges of clients; others are ignored. Empty means every client that can reach the socket.
     pub clients: Vec<Cidr>,
 }
 

@@ -55,7 +55,7 @@ impl Listener {
     }
 }
 
-/// Starts the process for a container at that address; answers who it is.
+/// Starts the process for a container at that address; returns its identity.
 pub fn spawn(listeners: Vec<Listener>, container: &str, supervisor: i32) -> io::Result<String> {
     let mut command = Command::new("/proc/self/exe");
     command.arg0("ferrite").args(["docker", crate::cli::PROXY, container, &supervisor.to_string()]);

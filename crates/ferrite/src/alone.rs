@@ -1,4 +1,5 @@
-//! A component in a process of its own: how it reaches the API server, who leads, and the port it answers on.
+//! A component in a process of its own: its connection to the API server, its leader election, and its
+//! port.
 
 use crate::apiserver::BoxError;
 use ferrite_client::{DelegatedAccess, LeaderConfig, LeaderElector, Lifetimes, Scope};

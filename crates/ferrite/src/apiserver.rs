@@ -87,8 +87,9 @@ pub enum EndpointReconcilerType {
 /// Front proxies that authenticate users for the server.
 #[derive(Debug, Clone, clap::Args)]
 pub struct RequestHeaderOptions {
-    /// File with the authority of front proxies' certificates. A client with such a certificate says in headers for
-    /// whom it asks. By default an authority made for this cluster, whose only certificate is the server's own.
+    /// File with the authority of front proxies' certificates. A client with such a certificate names the
+    /// user in headers. By default an authority made for this cluster, whose only certificate is the
+    /// server's own.
     #[arg(long, value_name = "FILE")]
     pub requestheader_client_ca_file: Option<std::path::PathBuf>,
     /// Common names of front proxies' certificates; all of the authority's when empty.

@@ -118,7 +118,8 @@ enum Command {
     KubeControllerManager(Box<KubeControllerManager>),
     /// Run the scheduler alone, against any API server.
     KubeScheduler(Box<KubeScheduler>),
-    /// Explain which node a pod gets and why: who rejects each node, every score, and what would have to change.
+    /// Explain which node a pod gets and why: the plugin that rejects each node, every score, and the
+    /// changes that would help.
     ExplainSchedule(ExplainSchedule),
     /// Show what the data path does with a pod, a Service or a name, read back from the kernel.
     Network(NetworkCommand),

@@ -1,4 +1,4 @@
-//! The directory a cluster lives in: a mark that says it is ours, and a lock that says who uses it.
+//! The directory of a cluster: a mark that it is ours, and a lock of the process that uses it.
 //!
 //! `down` runs as root and removes what it finds. It must never remove a directory because somebody named it: the
 //! mark is made when a cluster is first started there, only in a directory that holds nothing of anybody else.
@@ -160,7 +160,7 @@ impl DataDirectory {
         remove_known(&paths.run, RUN_NAMES)?;
         remove_known(&paths.config, CONFIG_NAMES)?;
         for name in cluster_names(&self.dir, &self.path)? {
-            // Sockets of the docker view may be below it: what is ours there is gone.
+            // Sockets of the docker view may be below it: our own files there are gone.
             if !(name == "run" || name == "config") {
                 self.remove_entry(&name)?;
             }

@@ -1,4 +1,4 @@
-//! The cluster's DNS server as a part of a cluster: where it listens, whom it answers, and its objects in the API.
+//! The cluster's DNS server as a part of a cluster: its addresses, its clients, and its objects in the API.
 
 use crate::apiserver::{ApiServerHandle, BoxError, CLUSTER_DOMAIN, LocalApi};
 use ferrite_api::Cidr;

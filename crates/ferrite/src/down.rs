@@ -65,7 +65,7 @@ pub async fn run(paths: &Paths, keep_data: bool) -> Result<ExitCode, BoxError> {
         progress.done("kubeconfig", &format!("context {} removed", paths.cluster));
     }
     if keep_data {
-        // Objects, certificates, images and local volumes stay; what described running containers is gone.
+        // Objects, certificates, images and local volumes stay; the records of running containers are gone.
         State::emptied(paths)?;
         directory.remove_volatile(paths)?;
         progress.done("data", &format!("kept in {}", paths.data.display()));

@@ -1,4 +1,4 @@
-//! `ferrite network`: what the data path does with a pod, a Service or a name, read back from the kernel.
+//! `ferrite network`: the data path of a pod, a Service or a name, read back from the kernel.
 
 use crate::apiserver::BoxError;
 use crate::cli::DataDir;

@@ -94,7 +94,7 @@ pub async fn collect_garbage(runtime: &Runtime, plugins: Option<&CniNetwork>, br
     }
 }
 
-/// The parts of a node that also exist without one running: what `down` removes.
+/// The parts of a node that also exist without one running: `down` removes them.
 pub struct NodeParts;
 
 impl NodeParts {

@@ -92,7 +92,7 @@ impl Storage {
         Ok(Self { store, api: Some((service, tasks)) })
     }
 
-    /// Ends the etcd API. The store closes with the last who holds it.
+    /// Ends the etcd API. The store closes with its last holder.
     pub async fn stop(self) {
         if let Some((service, tasks)) = self.api {
             service.stop().await;

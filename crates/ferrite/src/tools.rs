@@ -1,4 +1,4 @@
-//! Small programs for pods: what the built-in image `ferrite.local/tools` runs.
+//! Small programs for pods: the commands of the built-in image `ferrite.local/tools`.
 
 use crate::apiserver::BoxError;
 use bytes::Bytes;
@@ -26,7 +26,8 @@ pub struct Tools {
 
 #[derive(Debug, Subcommand)]
 enum Tool {
-    /// Serve HTTP: `/` says who answers, `/healthz` is ok, `/echo` returns the request, `/exit?code=N` ends.
+    /// Serve HTTP: `/` returns the host name, `/healthz` is ok, `/echo` returns the request, `/exit?code=N`
+    /// ends.
     Http(HttpArgs),
     /// Do nothing until a signal, or for a number of seconds.
     Sleep {

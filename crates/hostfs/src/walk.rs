@@ -45,8 +45,8 @@ pub struct Usage {
 /// before the limit.
 ///
 /// The walk needs three descriptors and, for each level, the names of the directories that are still to be
-/// visited. Links are not followed, other mounts are not entered. The tree may change meanwhile: what vanishes or
-/// moves away is passed over.
+/// visited. Links are not followed, other mounts are not entered. The tree may change meanwhile: an entry
+/// that vanishes or moves away is skipped.
 pub fn walk(root: Dir, limit: u64, mut visit: impl FnMut(Visit<'_>) -> io::Result<()>) -> io::Result<bool> {
     let mut left = limit;
     let mut levels: Vec<Level> = Vec::new();

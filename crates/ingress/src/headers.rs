@@ -92,7 +92,7 @@ fn tokens<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item =
 pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
     let named: Vec<HeaderName> = tokens(headers, &CONNECTION)
         .filter_map(|token| HeaderName::from_bytes(token.as_bytes()).ok())
-        // Nobody may make the proxy forget whom a request is for or how long it is.
+        // Nobody may remove the host or the length of a request.
         .filter(|name| ![HOST, CONTENT_LENGTH].contains(name))
         .collect();
     for name in named.iter().chain(&HOP_BY_HOP) {

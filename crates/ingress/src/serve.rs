@@ -129,7 +129,7 @@ impl Proxy {
             .max_header_size(HEAD)
             .max_headers(HEADERS);
         let service = service_fn(|request| Arc::clone(&self).respond(request, origin, Arc::clone(&slot)));
-        // Clients come and go; what goes wrong between is theirs.
+        // Clients come and go; errors of their connections are theirs.
         let _ = builder.serve_connection(TokioIo::new(stream), service).with_upgrades().await;
     }
 

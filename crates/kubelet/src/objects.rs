@@ -127,7 +127,7 @@ impl Objects {
         self.secrets.get(self, pod_uid, &ObjectKey::new(namespace, name)).await
     }
 
-    /// The pod is gone: what only it used is watched no longer.
+    /// The pod is gone: objects that only it used are watched no longer.
     pub(crate) fn release(&self, pod_uid: &str) {
         self.config_maps.release(pod_uid);
         self.secrets.release(pod_uid);

@@ -68,7 +68,7 @@ fn rules(table: &str, sender: Sender<'_>) -> Vec<Rule> {
     let (hardware, address) = (sender.hardware, sender.address.octets());
     let mut rules = vec![rule(&[field(PayloadBase::LinkLayer, ETHER_SOURCE, CmpOp::Neq, &hardware)]).drop()];
     if let Some(bits) = sender.limit {
-        // Twice the burst of the pod's own queue: what that queue lets through passes here.
+        // Twice the burst of the pod's own queue: packets that pass that queue pass here.
         let burst = u32::try_from(burst_and_limit(bits).0.saturating_mul(2)).unwrap_or(u32::MAX);
         let limit = LimitExpr::bytes(Bytes::new((bits / 8).max(1)), LimitUnit::Second).burst(burst).over();
         rules.push(rule(&[]).expr(limit).drop());

@@ -1,4 +1,4 @@
-//! The network's files: what was made, and by whom it is in use.
+//! The network's files: a record of the things that were made, and of their users.
 
 use std::fs::{self, File};
 use std::io::{self, Write};

@@ -81,7 +81,7 @@ impl Authority {
         Ok(Self { identity, issuer })
     }
 
-    /// The authority's own certificate, as PEM: what others trust.
+    /// The authority's own certificate, as PEM: the trust anchor of others.
     pub fn certificate(&self) -> &str {
         &self.identity.certificate
     }

@@ -26,7 +26,7 @@ pub(crate) fn element(tag: u8, content: &[u8]) -> Vec<u8> {
     out
 }
 
-/// The first element as it is, what is in it, and what follows it.
+/// The first element as it is, its content, and the bytes after it.
 pub(crate) fn first(bytes: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
     let (head, length) = match *bytes.get(1)? {
         short @ 0..0x80 => (2, usize::from(short)),

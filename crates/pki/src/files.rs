@@ -92,7 +92,7 @@ impl ClusterPki {
         Ok(())
     }
 
-    /// The authority itself, for who signs for others.
+    /// The authority itself, for signing.
     pub fn authority(&self) -> Result<Authority, PkiError> {
         Authority::from_identity(self.ca.identity().clone())
     }

@@ -91,7 +91,7 @@ impl Authority {
         request.verify_signature().map_err(|_| bad())?;
         let info = &request.certification_request_info;
         let mut params = CertificateParams::default();
-        // The subject is put in afterwards: what makes certificates here knows one organisation only.
+        // The subject is put in afterwards: the library for certificates supports one organisation only.
         params.distinguished_name = DistinguishedName::new();
         params.subject_alt_names = alternative_names(&request)?;
         params.is_ca = IsCa::NoCa;

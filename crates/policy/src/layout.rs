@@ -137,7 +137,7 @@ pub fn rule_chain(id: Id) -> String {
     format!("rule-{id}")
 }
 
-/// The chain of a class: what none of its rules accepts is dropped.
+/// The chain of a class: packets that none of its rules accepts are dropped.
 pub fn class_rules(rules: &[Id]) -> Vec<Rule<PolicySet>> {
     let calls = rules.iter().map(|id| vec![jump(&rule_chain(*id))]);
     calls.chain([vec![Expr::Verdict(Verdict::Drop)]]).collect()

@@ -6,7 +6,7 @@ use ferrite_network::PodNetwork;
 
 use crate::rootfs::Images;
 
-/// Where a runtime keeps its things and whom it works with.
+/// The directories and partners of a runtime.
 #[derive(Clone)]
 pub struct Config {
     /// Persistent state: records, writable layers. Must be on a file system overlayfs accepts as upper.

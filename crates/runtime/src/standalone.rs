@@ -1,4 +1,4 @@
-//! Containers without a cluster: what may be done to a running one by any process of its owner.
+//! Containers without a cluster: the operations on a running one, for any process of its owner.
 //!
 //! A [`Runtime`](crate::Runtime) makes the container and takes it away; in between nobody has to be there,
 //! and a [`Task`] is all that is needed to talk to the supervisor.

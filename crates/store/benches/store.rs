@@ -26,7 +26,8 @@ use tonic::transport::{Channel, Endpoint};
 
 const VALUE: usize = 1536;
 const FOR: Duration = Duration::from_secs(3);
-/// Writers take turns in slices, so that all of them see the same disk: what else it does changes by the second.
+/// Writers take turns in slices, so that all of them see the same disk: its other load changes by the
+/// second.
 const SLICE: Duration = Duration::from_millis(500);
 const TURNS: usize = 8;
 const WATCHERS: usize = 1000;

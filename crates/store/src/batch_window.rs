@@ -59,7 +59,7 @@ impl BatchWindow {
 
     /// Notes how many there were in the end.
     pub fn came(&mut self, wait: Wait, count: usize) {
-        // Most of them are enough: who was late this time is there the next.
+        // Most of them are enough: a client that is late this time is there the next.
         if count >= wait.wanted - wait.wanted / 4 {
             self.next_skip = 0;
         } else {

@@ -235,8 +235,8 @@ impl State {
     }
 }
 
-/// A value that keeps nothing else in memory: what the caller gave if it is all of its buffer and nobody else has it,
-/// or else a copy.
+/// A value that keeps nothing else in memory: the caller's value if it is all of its buffer and nobody else
+/// has it, or else a copy.
 fn alone(value: Bytes) -> Bytes {
     let own = Vec::from(value);
     match own.capacity() - own.len() > own.len() / 8 {

@@ -45,8 +45,8 @@ impl Default for HistoryLimits {
 pub(crate) struct History {
     changes: VecDeque<Change>,
     bytes: usize,
-    /// The newest revision there was at a time, oldest first and not closer than a tenth of the age limit: what is
-    /// up to it is at least that old.
+    /// The newest revision at a time, oldest first and not closer than a tenth of the age limit: changes up
+    /// to it are at least that old.
     marks: VecDeque<(Instant, Revision)>,
     limits: HistoryLimits,
     /// The last revision whose changes are gone. Watches can start after it, not before.

@@ -12,7 +12,7 @@ const WAITS: [Duration; 4] =
     [Duration::ZERO, Duration::from_micros(400), Duration::from_millis(1), Duration::from_millis(2)];
 /// Length of one measurement.
 const WINDOW: Duration = Duration::from_millis(50);
-/// By how much more must get done for a longer wait, in percent: what makes no difference is not worth waiting for.
+/// Gain in throughput that a longer wait must bring, in percent: without a gain it is not worth waiting.
 const GAIN: u64 = 2;
 /// Fewer transactions in a window are no load to speak of.
 const LEAST: u64 = 50;
@@ -70,7 +70,7 @@ impl Pace {
         }
         let Window { batches, transactions, .. } = std::mem::take(&mut self.window);
         self.window.begun = Some(now);
-        // Silence says nothing, and who always comes alone has nobody to wait for.
+        // An idle window shows nothing, and clients that come one at a time need no wait.
         if took > 2 * WINDOW || transactions < LEAST || 10 * transactions < 11 * batches {
             *self = Self { window: std::mem::take(&mut self.window), ..Self::default() };
             return;
@@ -126,7 +126,8 @@ mod tests {
         /// Transactions in a second and in a batch when batches are held back for a while.
         fn with(&self, wait: Duration) -> (f64, f64) {
             let wait = wait.as_micros() as f64;
-            // Everybody is either on the way or in a batch; what limits is the processor or the clients' patience.
+            // Every client is either on its way or in a batch; the processor or the number of clients is
+            // the limit.
             let (mut rate, mut size) = (1.0, 1.0);
             for _ in 0..50 {
                 let processor = 1e6 / (self.each + self.batch / size);

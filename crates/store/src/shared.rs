@@ -154,12 +154,12 @@ pub(crate) struct Shared {
     dispatched: AtomicU64,
     /// Rings when a lease was granted or renewed.
     pub leased: Notify,
-    /// The published revision, for those who wait for one that comes from elsewhere.
+    /// The published revision, for callers that wait for one from elsewhere.
     pub reached: watch::Sender<Revision>,
 }
 
 impl Shared {
-    /// `log` says whether what is committed is to be written.
+    /// With `log`, committed changes are written to the log.
     pub fn new(recovered: Recovered, log: bool) -> Self {
         let Recovered { map, revision, leases, mut history, .. } = recovered;
         history.mark(Instant::now(), revision);
@@ -192,7 +192,7 @@ impl Shared {
         self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Numbers a transaction, or leaves it to who has the head.
+    /// Numbers a transaction, or leaves it to the holder of the head.
     pub fn submit(&self, txn: Txn, done: Done) {
         let submitted = Submitted { txn, done };
         if let Some(mut head) = self.try_head() {
@@ -221,7 +221,7 @@ impl Shared {
         self.head().batch.pending.len()
     }
 
-    /// Numbers what was submitted, unless somebody has the head who will see to it.
+    /// Numbers the submitted transactions, unless another holder of the head will do it.
     fn number(&self) {
         while let Some(mut head) = self.try_head() {
             self.number_all(&mut head);
@@ -239,8 +239,8 @@ impl Shared {
         }
     }
 
-    /// Gives the head up and wakes the writer if there is something to do. Answers whether more has come in, by
-    /// somebody who relied on the head being held.
+    /// Unlocks the head and wakes the writer if there is something to do. Returns true if more has come in,
+    /// from callers that relied on the head being held.
     fn let_go(&self, head: MutexGuard<'_, Head>) -> bool {
         let (pending, urgent) = (head.batch.pending.len(), head.is_urgent());
         drop(head);

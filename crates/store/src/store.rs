@@ -86,7 +86,7 @@ enum Engine {
         /// Where the log is; none in memory mode.
         dir: Option<PathBuf>,
     },
-    /// Somebody else, who also feeds the replica.
+    /// A remote store, which also feeds the replica.
     Remote(Box<dyn Remote>),
 }
 

@@ -121,7 +121,7 @@ struct Group {
     members: HashMap<u64, Arc<Mailbox>>,
 }
 
-/// Those below a prefix who select by one field, by the value.
+/// Subscribers below a prefix that select by one field, by its value.
 #[derive(Debug)]
 struct Field {
     name: &'static str,
@@ -131,7 +131,7 @@ struct Field {
 
 #[derive(Debug, Default)]
 struct Bucket {
-    /// Those who hear of everything below the prefix.
+    /// Subscribers of everything below the prefix.
     all: Group,
     fields: Vec<Field>,
 }
@@ -147,7 +147,7 @@ impl Bucket {
 pub(crate) struct Subscribers {
     buckets: BTreeMap<Vec<u8>, Bucket>,
     last_id: u64,
-    /// Every change up to here has been put into the mailboxes of those whom it concerns.
+    /// Every change up to here has been put into the mailboxes of the subscribers that it concerns.
     pub dispatched: Revision,
 }
 
@@ -204,8 +204,8 @@ impl Subscribers {
         }
     }
 
-    /// Puts changes into the mailboxes of those whom they concern, and answers these mailboxes: their bells are rung
-    /// once the changes are known to be dispatched.
+    /// Puts changes into the mailboxes of the subscribers that they concern, and returns these mailboxes:
+    /// their bells are rung once the changes are known to be dispatched.
     pub fn dispatch(&mut self, changes: &[Change], revision: Revision) -> Vec<Arc<Mailbox>> {
         let mut concerned: Vec<(&Group, Vec<Change>)> = Vec::new();
         let mut places: HashMap<u64, usize> = HashMap::new();

@@ -179,7 +179,7 @@ fn write_snapshot(contents: &Contents, to: &Path) -> Result<SnapshotInfo, Upkeep
     Ok(SnapshotInfo { path: to.to_owned(), revision, keys, bytes: written.map_err(failed)? })
 }
 
-/// Reads a whole snapshot, verifies it, and says what it holds.
+/// Reads a whole snapshot, verifies it, and returns its contents.
 pub fn describe(path: &Path) -> Result<SnapshotInfo, UpkeepError> {
     let read = read_checkpoint_file(path)?;
     Ok(SnapshotInfo {
@@ -190,8 +190,8 @@ pub fn describe(path: &Path) -> Result<SnapshotInfo, UpkeepError> {
     })
 }
 
-/// Makes a store in `dir`, which must not have one, out of a snapshot. The revision is moved on by `skip`, so that
-/// nobody who has seen a later state takes old numbers for new ones.
+/// Makes a store in `dir`, which must not have one, out of a snapshot. The revision is moved on by `skip`,
+/// so that a client that has seen a later state does not take old numbers for new ones.
 pub fn restore(from: &Path, dir: &Path, skip: u64) -> Result<SnapshotInfo, UpkeepError> {
     let failed = |source| UpkeepError::Write { path: dir.to_owned(), source };
     let info = describe(from)?;

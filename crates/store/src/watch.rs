@@ -1,4 +1,4 @@
-//! Watches: a mailbox with what has changed, and a position in the shared history for those who fall behind.
+//! Watches: a mailbox with changes, and a position in the shared history for watches that fall behind.
 
 use crate::entry::Revision;
 use crate::history::Change;
@@ -67,14 +67,14 @@ impl Watch {
         if self.position < published { self.read_history() } else { Ok(batch) }
     }
 
-    /// The revision up to which everything has been handed out: what a bookmark may say.
+    /// The revision up to which everything has been handed out: the version of a bookmark.
     pub fn position(&self) -> Revision {
         self.position
     }
 
     /// Takes the changes from the mailbox, or from the history if the watch is behind.
     fn delivered(&mut self) -> Result<Vec<Change>, WatchEnd> {
-        // Read before the mailbox: what was dispatched up to here is in it.
+        // Read before the mailbox: changes dispatched up to here are in it.
         let dispatched = self.shared.dispatched();
         if !self.behind {
             match self.subscription.mailbox.take() {

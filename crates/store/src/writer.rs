@@ -183,7 +183,7 @@ fn show(published: &mut Published, changes: &[Change], past: &mut Vec<Arc<Entry>
     }
 }
 
-/// Answers those who made changes that are shown, and gives each something of the past.
+/// Answers the callers of published changes, and gives each an old entry to free.
 fn answer(pending: impl Iterator<Item = Pending>, past: &mut Vec<Arc<Entry>>) {
     for Pending { applied, done } in pending {
         // The caller may have gone away; the change is made all the same.

@@ -80,7 +80,7 @@ impl Connection {
         Ok(connection)
     }
 
-    /// Says who we are; the kernel vouches for it.
+    /// Authenticates us to systemd; the kernel vouches for our user.
     pub fn greet(mut stream: UnixStream) -> Result<Self, CallError> {
         stream.set_read_timeout(Some(TIME_LIMIT))?;
         stream.set_write_timeout(Some(TIME_LIMIT))?;

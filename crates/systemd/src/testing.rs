@@ -1,7 +1,7 @@
 //! A real systemd for tests: the first process of namespaces of its own, with control groups of its own.
 //!
-//! A test runs itself again inside ([`Machine::run_again`]); what it does there is done on a machine whose init
-//! is systemd. Everything ends with the value.
+//! A test runs itself again inside ([`Machine::run_again`]), on a machine whose init is systemd. Everything
+//! ends with the value.
 
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "a test that fails should stop at once")]
 

@@ -205,7 +205,7 @@ const UNIX_FDS: u8 = 9;
 
 /// The fixed beginning of every message, with the length of the header's fields.
 pub const PROLOGUE: usize = 16;
-/// Longest message we read; what systemd answers to our calls is far below.
+/// Longest message we read; systemd's replies to our calls are far shorter.
 const MAX_MESSAGE: usize = 1 << 20;
 
 pub fn encode(call: &Call<'_>) -> Vec<u8> {

@@ -25,8 +25,8 @@ use ferrite_json::Value;
 /// a watch event adds: `serde_json`, with which clients (ours too) read them, refuses more than 127.
 pub const MAX_DEPTH: usize = 112;
 
-/// Nesting that an object may have apart from its managedFields, which mirror it a few levels further down: what the
-/// server adds to an object never takes it beyond [`MAX_DEPTH`].
+/// Nesting that an object may have apart from its managedFields, which mirror it a few levels further down:
+/// fields that the server adds never take it beyond [`MAX_DEPTH`].
 pub const MAX_OBJECT_DEPTH: usize = 100;
 
 /// The decoded body of a request.

@@ -1,5 +1,5 @@
-//! Events of the core group. `events.k8s.io` names the same stored fields differently; what is stored is
-//! this form, and everything here that reads an event goes through it.
+//! Events of the core group. `events.k8s.io` names the same stored fields differently. The store has this
+//! form, and everything here that reads an event goes through it.
 
 use super::access::{default_field, ensure_object, int, present, text};
 use super::row::{shown, wide};

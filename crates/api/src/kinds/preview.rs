@@ -1,5 +1,5 @@
-//! Kinds that exist only in beta or alpha versions, served when asked for: their shape, what their tables
-//! show, and the difference between specification and status.
+//! Kinds that exist only in beta or alpha versions, served when asked for: their shape, the columns of
+//! their tables, and the difference between specification and status.
 
 use super::access::text;
 use super::cell;

@@ -1,4 +1,4 @@
-//! Where the content of a volume comes from: what pods' volumes and PersistentVolumes share.
+//! The sources of volumes: the common part of pods' volumes and PersistentVolumes.
 
 use super::access::{default_field, default_text, int, list, map, object, present, text};
 use super::check::{complaints, named_if_set, one_of, one_of_if_set};

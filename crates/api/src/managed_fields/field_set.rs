@@ -142,7 +142,7 @@ impl FieldSet {
         self.find(element).ok().map(|at| &self.entries[at].1)
     }
 
-    /// Puts what is below an element in its place; what is empty leaves no trace.
+    /// Inserts the subtree below an element; an empty one leaves no trace.
     pub(super) fn put(&mut self, element: PathElement, entry: Entry) {
         if entry.is_empty() {
             return;

@@ -1,4 +1,4 @@
-//! `metadata.managedFields`: who owns which fields.
+//! `metadata.managedFields`: the owners of fields.
 
 use super::field_set::FieldSet;
 use crate::{Gvk, schema};

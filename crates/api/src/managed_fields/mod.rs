@@ -1,10 +1,11 @@
 //! Field managers and server-side apply.
 //!
-//! Every write leaves in `metadata.managedFields` who set which field. [`update`] keeps that record on
-//! ordinary writes; [`apply`] merges what a manager wants into an object, refuses to take fields from other
-//! managers unless forced, and removes what the manager wanted before and no longer does.
+//! Every write records in `metadata.managedFields` the manager of each field. [`update`] keeps that record
+//! on ordinary writes; [`apply`] merges a manager's configuration into an object, refuses to take fields
+//! from other managers unless forced, and removes fields that the manager applied before and no longer
+//! does.
 //!
-//! Objects passed in are normalised ([`crate::codec::normalise`]); what comes out of [`apply`] is merged JSON
+//! Objects passed in are normalised ([`crate::codec::normalise`]). The result of [`apply`] is merged JSON
 //! that the caller brings under its type, defaults and normalises as it does any decoded object.
 
 mod field_set;
@@ -133,7 +134,7 @@ impl Writer<'_> {
     }
 }
 
-/// Records in `new` who owns its fields after a create (`live` is `None`) or an update.
+/// Records in `new` the owners of its fields after a create (`live` is `None`) or an update.
 ///
 /// A client may give managed fields of its own in an update of the main resource, and one empty entry
 /// forgets them all, as upstream.
@@ -176,7 +177,8 @@ pub fn update(writer: &Writer<'_>, live: Option<&Value>, new: &mut Value) {
 const SCALE_VERSION: &str = "autoscaling/v1";
 const REPLICAS: &[&str] = &["spec.replicas"];
 
-/// Records in `new` who owns its fields after its scale was written, as upstream does in two steps: owners of the
+/// Records in `new` the owners of its fields after its scale was written, as upstream does in two steps:
+/// owners of the
 /// replicas become owners of the scale's replicas and back. Updaters on the way back are others than before, because
 /// they wrote another version: they own the replicas in an entry of its own, and without a time.
 pub fn update_scale(writer: &Writer<'_>, live: &Value, new: &mut Value) {
@@ -237,8 +239,8 @@ fn record_update(writer: &Writer<'_>, node: Node<'_>, old: &Value, new: &Value, 
     managers.drop_empty();
 }
 
-/// The change as managers of the stored version see it, with that version; none where the request is of it. As
-/// upstream: what the version of the request cannot say is a change of the other version all the same.
+/// The change as managers of the stored version see it, with that version; none where the request is of it.
+/// As upstream: a field that the request's version lacks is a change of the other version all the same.
 fn as_stored(writer: &Writer<'_>, old: &Value, new: &Value) -> Option<(String, Comparison)> {
     let storage = writer.stored?;
     let gvk = Gvk::new(storage.group, storage.version, storage.kind);
@@ -363,7 +365,7 @@ pub fn apply(
     Ok(Applied { object, changed })
 }
 
-/// As upstream: who applies a scale hears of other managers as if they had written a scale, too.
+/// As upstream: the conflicts of an applied scale name other managers as if they had written a scale, too.
 fn conflicts(
     managers: &Managers,
     writer: &Identity,

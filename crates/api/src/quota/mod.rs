@@ -1,4 +1,4 @@
-//! Quotas: what an object counts for, which quotas it counts in, and what a quota has left.
+//! Quotas: the usage of an object, the quotas that it counts in, and the rest of a quota.
 //!
 //! One row per resource with rules of its own in [`EVALUATORS`]; everything else is counted.
 

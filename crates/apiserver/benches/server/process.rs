@@ -16,7 +16,7 @@ use tokio_rustls::TlsConnector;
 /// Set for the process that is the server: where its files are.
 pub const SERVER: &str = "FERRITE_BENCH_SERVER";
 
-/// The server's side: what `ferrite kube-apiserver` does, without its command line.
+/// The server's side: the work of `ferrite kube-apiserver`, without its command line.
 pub async fn serve(dir: &Path) {
     let store = Store::open(&dir.join("store"), LogOptions::default(), HistoryLimits::default()).unwrap();
     let pki = ClusterPki::open(&dir.join("pki")).unwrap();

@@ -216,7 +216,7 @@ pub(crate) trait Plugin: Send + Sync {
     }
 }
 
-/// Makes a plugin of its configuration, if there is one; or says what is wrong with it.
+/// Makes a plugin of its configuration, if there is one, or returns the error.
 type Make = fn(Option<&Value>) -> Result<Box<dyn Plugin>, String>;
 
 /// The origin of a plugin.

@@ -218,7 +218,7 @@ fn claim_status(node: &str, attributes: &Attributes<'_>, object: Option<&Value>)
     })
 }
 
-/// Tokens are for pods of the node, and for nobody but whom those are meant to talk to.
+/// Tokens must be for pods of the node, and for audiences that those pods use.
 fn bound_token(view: &View, node: &str, attributes: &Attributes<'_>, token: &Value) -> Option<String> {
     let reference = &token["spec"]["boundObjectRef"];
     if reference["apiVersion"] != "v1" || reference["kind"] != "Pod" || !reference["name"].is_string() {

@@ -92,7 +92,8 @@ impl Unstamped {
         Self { taken: fields.filter_map(|field| Some((field, metadata.remove(field)?))).collect() }
     }
 
-    /// Puts them back. `before` is the object before it was changed: what others may not change is taken from it.
+    /// Puts them back. Fields that others may not change are taken from `before`, the object before the
+    /// change.
     pub fn put_back(self, object: &mut Value, before: Value) {
         let metadata = meta::metadata_mut(object);
         for (field, value) in self.taken {

@@ -1,8 +1,9 @@
 //! Aggregation: groups that other servers serve, as if this server did.
 //!
-//! An APIService says who serves a version of a group. One task, the [`Follower`], keeps APIServices for what this
-//! server serves itself ([`registration`]), asks the servers behind the others whether they are there
-//! ([`availability`], [`discovery`]), and publishes a snapshot. A request takes the snapshot once: it goes to the local
+//! An APIService names the server of a group's version. One task, the [`Follower`], maintains the
+//! APIServices of this server's own groups ([`registration`]), checks the servers behind the others
+//! ([`availability`], [`discovery`]), and publishes a snapshot. A request takes the snapshot once: it goes
+//! to the local
 //! resources or, on behalf of its user, to the other server ([`proxy`]). Nothing that a request does waits for a
 //! server other than its own.
 //!

@@ -1,4 +1,4 @@
-//! Auditing: a record of who asked for what, and what came of it.
+//! Auditing: a record of the user, the request and the result.
 //!
 //! [`policy`] decides how much of a request is recorded, [`record`] collects it while the request is
 //! handled, [`event`] encodes it, and [`backend`] has the destinations. A server without a policy has no

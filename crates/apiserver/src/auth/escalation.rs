@@ -104,7 +104,7 @@ fn aggregates(role: &Value) -> bool {
     selectors.is_some_and(|selectors| !selectors.is_empty())
 }
 
-/// Reason why a user who holds some rules may not give others away; none if they may.
+/// The reason why a user who holds some rules may not grant others; none if they may.
 fn missing(user: &User, held: &[Rule], given: &[Rule]) -> Option<String> {
     let mut missing: Vec<Rule> = Vec::new();
     for rule in given.iter().flat_map(Rule::broken_down) {

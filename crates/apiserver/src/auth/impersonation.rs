@@ -1,4 +1,4 @@
-//! Acting as somebody else, for those who may.
+//! Impersonation, for users who may.
 //!
 //! Constrained impersonation comes first: a right to be somebody (`impersonate:<mode>`) and a right to do this as
 //! somebody (`impersonate-on:<mode>:<verb>`). The old verb `impersonate`, which has fewer limits, comes last.
@@ -59,8 +59,8 @@ static ATTEMPTS: LazyLock<Attempts> = LazyLock::new(|| {
     }
 });
 
-/// The user a request is made as: the one who asks, unless its headers name another. With the mode of constrained
-/// impersonation that allows it.
+/// The effective user of a request: the authenticated one, unless its headers name another. With the mode
+/// of constrained impersonation that allows it.
 pub(crate) fn impersonate(
     rbac: &Rbac,
     view: &View,

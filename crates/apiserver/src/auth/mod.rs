@@ -116,7 +116,7 @@ static DECISIONS: LazyLock<Arc<Family<Counter>>> = LazyLock::new(|| {
 static BY_NODE: LazyLock<Arc<Counter>> = LazyLock::new(|| DECISIONS.with(&["allowed", "node", "Node"]));
 static BY_ROLE: LazyLock<Arc<Counter>> = LazyLock::new(|| DECISIONS.with(&["allowed", "rbac", "RBAC"]));
 
-/// Asks the authorizers in their order; who is in `system:masters` may do everything.
+/// Asks the authorizers in their order; a member of `system:masters` may do everything.
 pub(crate) fn decide(rbac: &Rbac, view: &View, user: &User, action: &Action) -> Decision {
     let allowed = || Decision { allowed: true, reason: String::new() };
     if user.is_master() {

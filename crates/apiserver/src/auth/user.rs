@@ -22,7 +22,7 @@ const CREDENTIAL_ID: &str = "authentication.kubernetes.io/credential-id";
 const ANONYMOUS: &str = "system:anonymous";
 
 impl User {
-    /// A user known to be who they say: everybody authenticated is in `system:authenticated`.
+    /// An authenticated user: every such user is in `system:authenticated`.
     pub fn new(name: impl Into<String>, groups: impl IntoIterator<Item = impl Into<String>>) -> Self {
         let mut groups: Vec<String> = groups.into_iter().map(Into::into).collect();
         if !groups.iter().any(|g| g == AUTHENTICATED) {
@@ -31,7 +31,7 @@ impl User {
         Self { name: name.into(), groups, ..Self::default() }
     }
 
-    /// Somebody who did not say who they are.
+    /// The user of a request without credentials.
     pub(crate) fn anonymous() -> Self {
         Self { name: ANONYMOUS.into(), groups: vec!["system:unauthenticated".into()], ..Self::default() }
     }

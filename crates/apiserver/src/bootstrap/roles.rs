@@ -1,5 +1,5 @@
-//! Default roles and bindings that are there already are brought up to date, as upstream does at every start: what is
-//! missing is added, what somebody added stays, and an annotation keeps an object as it is.
+//! Updates existing default roles and bindings, as upstream does at every start: missing rules are added,
+//! additions of others stay, and an annotation keeps an object as it is.
 
 use crate::auth::Rule;
 use ferrite_api::meta;

@@ -1,4 +1,4 @@
-//! Lists, made piece by piece: what a list takes in memory does not grow with the number of objects.
+//! Lists, made piece by piece: the memory of a list does not grow with the number of objects.
 
 use super::{IncludeObject, column, list_metadata, meta_version, partial, row, strip_type};
 use crate::negotiate::{Format, Representation, Shape};

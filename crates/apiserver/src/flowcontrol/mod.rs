@@ -1,4 +1,4 @@
-//! API priority and fairness: who is served when there is more to do than the server does at once.
+//! API priority and fairness: chooses the requests to serve when there are too many to serve at once.
 //!
 //! A FlowSchema ([`rules`]) says which requests belong together and at which priority level; a level ([`level`]) has a
 //! share ([`shares`]) of the server's seats and queues ([`queues`]) for the requests that find none. Levels lend seats that they do

@@ -125,7 +125,7 @@ impl Default for Access {
 }
 
 impl Access {
-    /// An attempt to find out who asks; none is somebody whose credentials are not good.
+    /// Counts an authentication; `None` is one with bad credentials.
     pub fn authenticated(&self, user: Option<&User>, elapsed: Duration) {
         self.authentication.observe(user.is_some(), elapsed);
         if let Some(user) = user {

@@ -229,7 +229,7 @@ fn bare(code: u16) -> Response {
     answer
 }
 
-/// Documents that are not of a version: what they describe has no kind.
+/// Documents that are not of a version: they describe paths without a kind.
 const PLAIN: &[&str] = &[".well-known/openid-configuration", "openid/v1/jwks", "version"];
 
 fn paths_of(table: &ResourceMap) -> BTreeSet<String> {

@@ -61,7 +61,7 @@ pub(crate) struct Encoded {
     version_at: Option<usize>,
 }
 
-/// The value of an object, for who does not answer it.
+/// Encodes the object for storage when the caller returns no response body.
 pub(crate) fn encode(resource: &Resource, object: &Value) -> Bytes {
     encode_for_answer(resource, object).value
 }

@@ -37,7 +37,7 @@ pub(super) const CHARGE_ATTEMPTS: usize = 256;
 const CONFLICT: &str =
     "the object has been modified; please apply your changes to the latest version and try again";
 
-/// Why there is nothing to update: who replaces an object by its UID means another one.
+/// The error of an update without an object: a client that replaces an object by its UID means another one.
 fn missing(update: &Update<'_>) -> Status {
     let resource = update.write.resource;
     let creates = resource.strategy.create_on_update();

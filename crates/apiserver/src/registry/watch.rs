@@ -1,4 +1,4 @@
-//! Watches: what happens to the objects of a collection, as a client with these selectors sees it.
+//! Watches: the changes of a collection's objects, as a client with these selectors sees them.
 
 use super::hub::{Event, EventType, Hub};
 use super::list::{Items, too_large};
@@ -63,7 +63,7 @@ impl Registry {
         let initial = options.send_initial_events == Some(true);
         let wanted = options.resource_version.unwrap_or(0);
         let current = snapshot.revision();
-        // As upstream: who wants to go on from a version that is still to come waits for what follows it.
+        // As upstream: a client that continues from a future version waits for the events after it.
         if initial && wanted > current.0 {
             return Err(too_large(wanted, current));
         }

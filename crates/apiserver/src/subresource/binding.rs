@@ -111,7 +111,7 @@ async fn bind(call: &Call, name: &str, binding: &Value, options: &WriteOptions) 
             }
         }
         set_scheduled(&mut bound);
-        // The version was checked by nobody: the swap itself decides who wins.
+        // Nobody checked the version: the swap itself decides which write wins.
         meta::metadata_mut(&mut bound).remove("resourceVersion");
         Ok(bound)
     };

@@ -34,14 +34,14 @@ fn is_hop(name: &str) -> bool {
     )
 }
 
-/// Headers of a request that are not passed on: who the user is stays here, and lengths are made anew.
+/// Headers of a request that are not passed on: credentials stay here, and lengths are made anew.
 fn is_ours(name: &str) -> bool {
     is_hop(name)
         || matches!(name, "authorization" | "host" | "content-length")
         || name.starts_with("impersonate-")
 }
 
-/// Headers of an answer that are not passed on: who may read it elsewhere is for this server to say.
+/// Headers of a response that are not passed on: this server decides who may read it elsewhere.
 pub(crate) fn is_theirs(name: &str) -> bool {
     is_hop(name)
         || matches!(

@@ -306,7 +306,7 @@ async fn front_proxies_say_for_whom_they_ask() {
     assert_eq!((code, &user["username"]), (201, &json!("alice")), "{review}");
     assert_eq!(user["groups"], json!(["staff", "system:authenticated"]));
     assert_eq!(user["extra"], json!({"k": ["v"]}));
-    // The proxy itself is nobody, and neither is a client that only says who it is.
+    // The proxy itself has no user, and a client without a certificate cannot name one.
     assert_eq!(network.as_client(Some(&front), &[]).await.0, 401);
     assert_eq!(network.as_client(Some(&issue(&proxies, "other")), &said).await.0, 401);
     assert_eq!(network.as_client(None, &said).await.0, 403);

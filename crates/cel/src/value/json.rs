@@ -42,7 +42,7 @@ impl<'a> Value<'a> {
         Self::from_json(json, schema).unwrap_or(Self::Null)
     }
 
-    /// The value as JSON: what an admission policy applies, what a message prints.
+    /// The value as JSON, for the configuration of an admission policy or for a message.
     pub fn to_json(&self) -> Result<Json, EvalError> {
         to_json(self, MAX_JSON_DEPTH, &mut { MAX_JSON_SIZE })
     }

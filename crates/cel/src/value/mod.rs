@@ -1,4 +1,4 @@
-//! Values: what variables hold and what expressions yield.
+//! Values of variables and of expressions.
 //!
 //! A value borrows from the object it was made of for `'a`: reading a field of a JSON object copies nothing. A value
 //! that an expression makes owns its parts and shares them.

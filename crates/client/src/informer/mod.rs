@@ -1,4 +1,4 @@
-//! One list and watch of a kind, shared by everybody in the process who reads it.
+//! One list and watch of a kind, shared by all its readers in the process.
 //!
 //! An informer keeps the text of each object and decodes it when a reader asks. Recently used objects stay decoded,
 //! up to a fixed number, until the watch has been quiet for a while. One object that cannot be decoded is reported

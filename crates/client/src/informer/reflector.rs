@@ -261,7 +261,7 @@ impl Frames {
                         self.buffer.extend_from_slice(data);
                     }
                 }
-                // The connection broke: what came before it counts.
+                // The connection broke: the complete events before it count.
                 Some(Err(_)) | None if self.buffer.iter().all(u8::is_ascii_whitespace) => return None,
                 // The last line needs no end of line.
                 Some(Err(_)) => return None,

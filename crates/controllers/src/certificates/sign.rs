@@ -24,7 +24,8 @@ pub struct Signers {
     pub kubelet_serving: Option<Arc<Authority>>,
     pub kubelet_client: Option<Arc<Authority>>,
     pub api_client: Option<Arc<Authority>>,
-    /// Signs anything that was approved. The API takes no new requests for it: what there is comes from older clusters.
+    /// Signs anything that was approved. The API takes no new requests for it: existing ones come from
+    /// older clusters.
     pub legacy_unknown: Option<Arc<Authority>>,
 }
 

@@ -38,7 +38,7 @@ pub(crate) fn start(context: &Context) {
 
 struct Ipam {
     cidrs: NodeCidrs,
-    /// Filled by the first sync, when all nodes are known: what they have is occupied before anything is given.
+    /// Filled by the first sync, when all nodes are known: their ranges are occupied before any allocation.
     pool: Mutex<Option<Pool>>,
     nodes: Informer<Node>,
     queue: Arc<WorkQueue<ObjectKey>>,

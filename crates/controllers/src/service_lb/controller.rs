@@ -39,7 +39,7 @@ struct Balancer {
     services: Informer<Service>,
     nodes: Informer<Node>,
     slices: Informer<EndpointSlice>,
-    /// None before the first reconcile, which reads who holds what.
+    /// None before the first reconcile, which reads the present owners.
     ports: Mutex<Option<Ports>>,
     queue: Arc<WorkQueue<ObjectKey>>,
     recorder: EventRecorder,

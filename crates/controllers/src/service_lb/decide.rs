@@ -112,8 +112,8 @@ fn is_believable(address: IpAddr, nodes: &[Arc<Node>]) -> bool {
     !special && !address.is_loopback() && !address.is_unspecified() && !address.is_multicast() && claims == 1
 }
 
-/// The addresses that the Service gets, in the order of its families and of the nodes' names. `is_taken` says whether a
-/// Service has an address as its own.
+/// The addresses that the Service gets, in the order of its families and of the nodes' names. `is_taken`
+/// returns true if a Service has an address as its own.
 pub(super) fn ingress(
     service: &Service,
     nodes: &[Arc<Node>],

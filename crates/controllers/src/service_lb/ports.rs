@@ -1,5 +1,5 @@
 //! Assigns ports of the nodes' addresses to Services. All load balancers share those addresses with each other and with the nodes
-//! themselves: a port goes to the first Service that asks, and never from somebody who uses it already.
+//! themselves: a port goes to the first Service that asks, and is never taken from its present user.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! Says of claims that grow who must grow them.
+//! Records which component must grow a claim.
 //!
 //! Upstream's controller grows volumes of plugins that are built into it. No such plugin is left that a node of ours
 //! mounts, so every volume is grown by the driver's own resizer, and the claim says that it waits for it.

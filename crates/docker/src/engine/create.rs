@@ -192,7 +192,7 @@ impl Engine {
         } else {
             Vec::new()
         };
-        // Between looking an image up and having recorded who uses it nobody may remove it.
+        // Nobody may remove the image between its lookup and the record of its use.
         let _lock = self.registry_lock().await?;
         let engine = self.clone();
         blocking(move || engine.create_locked(&request)).await

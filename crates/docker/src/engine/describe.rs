@@ -164,7 +164,7 @@ pub(super) fn adjust(spec: &mut Spec, host: &HostConfig) {
             .set_options(Some(all));
         mounts.push(mount);
     }
-    // Stable: what was in order stays, and a mount below another comes after it.
+    // Stable: mounts that were in order stay so, and a mount below another comes after it.
     mounts.sort_by_key(|mount| mount.destination().components().count());
     spec.set_mounts(Some(mounts));
 }

@@ -32,7 +32,7 @@ fn parse(entry: &[u8]) -> Option<LogLine> {
 }
 
 impl Engine {
-    /// A container's log: what is there, and with [`LogReader::next`] what comes.
+    /// A container's log: the present lines, and with [`LogReader::next`] the following ones.
     pub fn logs(&self, name: &str) -> Result<LogReader> {
         let id = self.find(name)?.container.id;
         LogReader::open(self.clone(), id).map_err(EngineError::io("read the container's log"))

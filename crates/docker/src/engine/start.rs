@@ -304,7 +304,7 @@ impl Engine {
         }
         prepare_root(&directory.join(LAYER)).map_err(EngineError::io("prepare the container's layer"))?;
         let runtime = self.runtime(&container, shared).await?;
-        // Left by somebody who was killed in the middle.
+        // Left by a process that was killed in the middle.
         runtime.stop_everything().await?;
         let started = runtime
             .run_alone(self.sandbox_config(&container), self.container_config(&container)?, attach)

@@ -36,7 +36,7 @@ pub(super) async fn run(members: Arc<Members>, every: Duration) {
     }
 }
 
-/// Claims the round and compacts what was current at the last one, or learns who else did.
+/// Claims the round and compacts the revision of the last one, or learns that another server did.
 async fn round(members: &Members, known: Known) -> Result<Known, Status> {
     let request = claim(known);
     let call = |channel| {

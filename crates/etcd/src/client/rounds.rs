@@ -1,4 +1,4 @@
-//! One request for many who ask the same at the same time.
+//! One request for many callers that ask the same at the same time.
 
 use ferrite_store::{Revision, StoreError};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -24,7 +24,7 @@ pub(crate) fn signed(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-/// A revision of a request; what is not positive means "none".
+/// A revision of a request; zero or less means "none".
 pub(crate) fn revision(number: i64) -> Option<Revision> {
     u64::try_from(number).ok().filter(|n| *n > 0).map(Revision)
 }

@@ -89,8 +89,8 @@ impl Service {
         Ok(())
     }
 
-    /// Serves on TCP until the service is stopped. Without `tls` anybody who reaches the listener reads and writes
-    /// everything: for loopback in tests.
+    /// Serves on TCP until the service is stopped. Without `tls` any client that reaches the listener reads
+    /// and writes everything: for loopback in tests.
     pub async fn serve_tcp(
         &self,
         listener: TcpListener,

@@ -1,4 +1,4 @@
-//! Real etcd members: started, killed, paused, asked who leads.
+//! Real etcd members: started, killed, paused, asked for their leader.
 
 use crate::network::Network;
 use ferrite_etcd::client::{EtcdOptions, Layout, connect};

@@ -41,7 +41,7 @@ async fn count_up(
 ) -> u64 {
     let mut acknowledged = 0;
     while !*stop.borrow() {
-        // A change whose outcome was unknown may have happened: what is there counts.
+        // A change whose outcome was unknown may have happened: the stored value counts.
         let Ok(snapshot) = store.latest().await else { continue };
         let (compare, next) = match snapshot.get(key.as_bytes()) {
             Some(entry) => (Compare::ModifiedAt(key.clone(), entry.modified), number(&entry.value) + 1),

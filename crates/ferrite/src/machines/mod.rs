@@ -48,7 +48,7 @@ pub struct Machine {
     /// When that process started: a recycled number is not mistaken for it.
     #[serde(default)]
     pub started: u64,
-    /// Switched off by the user, who switches it on again.
+    /// Switched off by the user, until they switch it on again.
     #[serde(default)]
     pub off: bool,
 }

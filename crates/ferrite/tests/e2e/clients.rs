@@ -161,7 +161,7 @@ async fn watches(client: Client) {
     assert_eq!(seen, [("added", "1".into()), ("modified", "2".into()), ("deleted", "2".into())]);
     drop(stream);
 
-    // A streamed list: what there is, then a bookmark that says that this was all.
+    // A streamed list: the existing objects, then a bookmark that ends the list.
     maps.create(&post, &config_map("w", json!({}))).await.unwrap();
     let parameters = WatchParams::default().labels("made-by=rust").initial_events().timeout(20);
     let mut stream = maps.watch(&parameters, "0").await.unwrap().boxed();

@@ -272,7 +272,7 @@ fn ip(netns: &Netns, arguments: &str) {
 #[test]
 fn machines_beside_this_one_get_no_answer() {
     let world = World::start();
-    // A neighbour on a network of its own with the node, who knows the way to the cluster's addresses.
+    // A neighbour on a network of its own with the node, with a route to the cluster's addresses.
     let neighbour = Netns::new();
     let place = neighbour.run(|| std::fs::File::open("/proc/thread-self/ns/net").unwrap());
     let fd = std::os::fd::AsRawFd::as_raw_fd(&place);

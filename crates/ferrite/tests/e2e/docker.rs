@@ -34,7 +34,7 @@ impl Engine {
     }
 
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
-        // A bound for everything: what hangs must not hang the suite.
+        // A time limit for everything: a hanging command must not hang the suite.
         let mut command = Command::new("timeout");
         command.args(["-s", "KILL", "120"]).arg(ferrite());
         self.finish(command, arguments)

@@ -1,4 +1,4 @@
-//! The ingress controller: hosts, paths, certificates and WebSockets to real pods, and authors who mean harm.
+//! The ingress controller: hosts, paths, certificates and WebSockets to real pods, and malicious authors.
 
 use crate::world::*;
 use futures_util::{SinkExt, StreamExt};

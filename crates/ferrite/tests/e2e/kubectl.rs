@@ -503,7 +503,7 @@ fn onto_nodes(world: &World) {
     world.kubectl(&["wait", "--for=delete", &format!("pod/{name}"), "--timeout=30s"]);
 }
 
-/// Eviction asks the budget; without one, what is left goes.
+/// Eviction asks the budget; without one, the remaining pods go.
 fn drains(world: &World) {
     run(world, &[("create pdb keep --selector=app=web --min-available=100%", "keep created")]);
     run(world, &[("cordon node", "node/node cordoned"), ("get nodes", "Ready,SchedulingDisabled")]);

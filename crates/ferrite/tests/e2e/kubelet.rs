@@ -317,7 +317,7 @@ fn a_kubelet_of_its_own_joins_runs_pods_and_outlives_its_server() {
         kubectl(&world, &["exec", "plain", "--", "/ferrite", "tools", "get", "http://127.0.0.1:8080/"]);
     assert!(said.contains("plain"), "{said}");
 
-    // The API server decides who may ask the kubelet, and what.
+    // The API server decides about callers of the kubelet and their rights.
     kubectl(&world, &["create", "serviceaccount", "scraper"]);
     let scraper = kubectl(&world, &["create", "token", "scraper"]).trim().to_owned();
     assert_eq!(ask(&world, "", "/metrics").0, "401");
@@ -357,7 +357,7 @@ fn a_kubelet_of_its_own_joins_runs_pods_and_outlives_its_server() {
     });
     assert_eq!(container_status(&again)["containerID"], container_status(&first)["containerID"]);
 
-    // The API server goes: what the directory asks for runs all the same, and is shown when the server is back.
+    // The API server goes: pods of the directory run all the same, and are shown when the server is back.
     server.stop();
     machine.write_web("later", 8092);
     assert!(machine.web(8092).contains("static"));

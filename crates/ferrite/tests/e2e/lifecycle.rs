@@ -1,4 +1,4 @@
-//! The cluster itself: who holds it, detaching, and going away without a trace.
+//! The cluster itself: its process, detaching, and going away without a trace.
 
 use crate::world::*;
 use std::collections::BTreeSet;

@@ -195,7 +195,7 @@ async fn objects(client: Client, plain: u16, secure: u16) {
     await_condition(pods, "host", conditions::is_pod_running()).await.unwrap();
 }
 
-/// Methods, headers, queries and bodies get through; who the user is does not.
+/// Methods, headers, queries and bodies get through; the user's identity does not.
 async fn passes(proxy: &Proxy, prefix: &str) {
     for method in ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"] {
         let body = if method == "GET" { "" } else { "content" };

@@ -27,7 +27,7 @@ fn a_store_is_checked_saved_damaged_and_restored() {
     let server = Server::start(&world, &[]);
     kubectl(&world, &["create", "configmap", "kept", "--from-literal=a=1"]);
 
-    // Looking and saving work while it runs; what would get in its way does not.
+    // Checking and saving work while it runs; commands that would disturb it do not.
     assert!(succeeds(&world, &["store", "check"]).contains("every checksum matches"));
     assert!(succeeds(&world, &["store", "stats"]).contains("/registry/configmaps"));
     assert!(fails(&world, &["store", "compact"]).contains("the cluster is running"));

@@ -1,7 +1,8 @@
 //! Device plugins v1beta1: programs that offer devices of this node as extended resources.
 //!
 //! `state.rs` decides (pure), `checkpoint.rs` is the file that survives a restart, `registration.rs` is the socket at
-//! which plugins come, `options.rs` says what a container gets. This module holds the state and calls the plugins.
+//! which plugins come, `options.rs` has the settings of containers. This module holds the state and calls
+//! the plugins.
 //!
 //! Plugins are called without a lock held: a plugin that hangs holds up only pods that ask for its devices.
 

@@ -105,7 +105,7 @@ impl EvictionManager {
         self.evict(threshold, &observed).await;
     }
 
-    /// Pods that could be ended: what runs, and not for the node's own sake.
+    /// Pods that could be ended: active ones that are neither critical nor static.
     fn pods(&self) -> Vec<Arc<Pod>> {
         let remote = self.context.pods.remote();
         let active = |pod: &Arc<Pod>| {

@@ -194,7 +194,7 @@ impl Images {
             auth,
             sandbox_config: Some(sandbox.clone()),
         };
-        // As upstream: what the pod brings comes before what the node knows.
+        // As upstream: the pod's credentials come before the node's.
         let mut credentials = keyring.lookup(image);
         if let Some(providers) = &self.providers {
             let (host, path) = reference::registry_path(image);

@@ -39,7 +39,7 @@ impl Worker {
     fn decide_admission(&mut self, pod: &Pod) -> bool {
         let context = &self.context;
         let (offer, node_state) = self.offer();
-        // Pods that came earlier and still run; who came first is decided by creation, then name.
+        // Pods that came earlier and still run; creation time decides the order, then the name.
         let order = |p: &Pod| (p.metadata.creation_timestamp.clone().map(|t| t.0), p.metadata.name.clone());
         let here = |p: &Pod| {
             p.metadata.uid != pod.metadata.uid

@@ -129,7 +129,7 @@ fn with_new_sandbox(inputs: &Inputs<'_>, containers: &[PodContainer], attempt: u
     let mut actions =
         Actions { kill_pod: !runtime.is_empty(), create_sandbox: Some(attempt), ..Actions::default() };
     match containers.iter().find(|c| c.kind == ContainerKind::Init) {
-        // Init containers run again from the first: what they prepared may be gone with the sandbox.
+        // Init containers run again from the first: their results may be gone with the sandbox.
         Some(first) => actions.start_or_wait(inputs, first, runtime.latest(first.name())),
         None => {
             for c in regular {

@@ -1,4 +1,4 @@
-//! Rules of the scheduler that a node checks again: who bound the pod may not have been the scheduler.
+//! Rules of the scheduler that a node checks again: the pod may not have been bound by the scheduler.
 
 use super::model;
 use k8s_openapi::api::core::v1::{NodeSelectorRequirement, NodeSelectorTerm, Pod, Taint, Toleration};

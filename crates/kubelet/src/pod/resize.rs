@@ -1,7 +1,8 @@
 //! Resizes: other CPU and memory for containers that run.
 //!
-//! Three amounts belong to a container: what the pod's spec asks for, what the node has *allocated* to it, and what
-//! its running process *has*. A spec that asks for something else is allocated when the node has room (otherwise the
+//! Three amounts belong to a container: the request of the pod's spec, the amount that the node has
+//! *allocated* to it, and the amount that its running process *has*. A spec that asks for something else is
+//! allocated when the node has room (otherwise the
 //! pod's condition says why not), and then applied to the running container, or to its next instance if the
 //! container's policy wants a restart. [`Allocation`] is kept in a file, so that a restart of the kubelet neither takes
 //! back nor repeats a step.
@@ -33,7 +34,7 @@ const MAX_FILE: u64 = 1 << 20;
 pub(crate) struct Allocation {
     /// By container.
     allocated: BTreeMap<String, ResourceRequirements>,
-    /// By the runtime's name of the container's instance: what it was given since it started.
+    /// By the runtime's name of the container's instance: the resources since its start.
     applied: BTreeMap<String, ResourceRequirements>,
 }
 

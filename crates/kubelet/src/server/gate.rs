@@ -111,7 +111,8 @@ impl Stranger {
         self.evicted.cancelled().await;
     }
 
-    /// Makes room among the strangers: the caller has shown who it is. Nothing when too many such callers are here.
+    /// Makes room among the strangers: the caller is authenticated. Nothing when too many such callers are
+    /// here.
     pub(super) fn becomes_caller(self) -> Option<Caller> {
         let gate = self.gate.clone();
         drop(self);

@@ -1,4 +1,5 @@
-//! The kubelet API on port 10250. The API server decides who a caller with a token is, and what every caller may do.
+//! The kubelet API on port 10250. The API server authenticates callers with a token, and authorizes every
+//! caller.
 
 mod auth;
 mod checkpoint;

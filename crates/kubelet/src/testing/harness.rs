@@ -61,7 +61,7 @@ impl Harness {
         Self::assemble(self.api.clone(), self.runtime.clone(), self.dir.clone(), self.clock, settings).await
     }
 
-    /// The kubelet dies; what is left can be changed before it starts anew.
+    /// The kubelet dies; the test can change its files before it starts anew.
     pub(crate) async fn stop(&self) {
         self.scope.shutdown().await;
     }

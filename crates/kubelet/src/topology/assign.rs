@@ -228,8 +228,8 @@ fn packed(
     }
 }
 
-/// Takes as many from each of as few NUMA nodes as possible; what does not divide goes where it leaves the nodes most
-/// alike.
+/// Takes as many from each of as few NUMA nodes as possible; the remainder goes where it leaves the nodes
+/// most alike.
 fn distributed(
     topology: &CpuTopology,
     available: &CpuSet,

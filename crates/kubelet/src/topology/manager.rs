@@ -315,7 +315,7 @@ impl ResourceManager {
         self.cpu().is_static()
     }
 
-    /// A container has started: what it shares may have changed meanwhile.
+    /// A container has started: its shared processors may have changed meanwhile.
     pub(crate) fn started(&self) {
         if self.is_static() {
             self.changed.notify_one();

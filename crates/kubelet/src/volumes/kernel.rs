@@ -96,8 +96,8 @@ fn open_beneath(volume: &Path, sub: &Path) -> io::Result<OwnedFd> {
     Ok(parent)
 }
 
-/// Binds `sub` of `volume` to `point`, so that nobody who can write the volume can later swap what a
-/// container is given.
+/// Binds `sub` of `volume` to `point`, so that a writer of the volume cannot later exchange the container's
+/// files.
 ///
 /// The mounts below `sub` are not part of it, as upstream, and the new mount is private: unmounting it reaches no
 /// mount of the host.

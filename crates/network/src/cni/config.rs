@@ -1,4 +1,4 @@
-//! Configurations of networks: which file counts, what it says. No process is started here.
+//! Configurations of networks: chooses the file and parses it. No process is started here.
 
 use std::fs;
 use std::io::{self, Read};

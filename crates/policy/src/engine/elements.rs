@@ -1,4 +1,4 @@
-//! The elements of the table, who needs each, and how they changed.
+//! The elements of the table, their users, and their changes.
 
 use std::collections::HashMap;
 

@@ -21,7 +21,7 @@ enum Outcome {
 }
 
 impl Kernel {
-    /// As the kernel: what cannot be done is an error.
+    /// As the kernel: an impossible change is an error.
     pub(crate) fn apply(&mut self, transaction: &Transaction<PolicySet>) {
         if transaction.rebuild {
             *self = Self::default();

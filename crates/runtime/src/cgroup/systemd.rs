@@ -1,7 +1,7 @@
 //! Containers as systemd's scopes: `ferrite-<id>.scope` in the slice of their pod.
 //!
-//! Which groups are scopes is said by their paths. systemd makes such a group and knows its limits, so that it
-//! does not take them back; what is in it is ours, and is written as everywhere else.
+//! Which groups are scopes is said by their paths. systemd makes such a group and knows its limits, so that
+//! it does not take them back; we manage the groups inside, as everywhere else.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};

@@ -1,4 +1,4 @@
-//! Images from archives: what `docker save` writes, and OCI layouts.
+//! Images from archives: those of `docker save`, and OCI layouts.
 
 use std::collections::HashMap;
 use std::io::Read;
@@ -302,7 +302,7 @@ fn clean_name(path: &[u8]) -> Option<String> {
     std::str::from_utf8(path).ok().map(|path| join("", path))
 }
 
-/// `base/path` without `.` and `..`; what would lead out of the archive stays at its root.
+/// `base/path` without `.` and `..`; a path that would lead out of the archive stays at its root.
 fn join(base: &str, path: &str) -> String {
     let mut parts: Vec<&str> = Vec::new();
     for part in base.split('/').chain(path.split('/')) {

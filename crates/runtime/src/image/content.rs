@@ -57,8 +57,8 @@ impl ContentStore {
         File::open(&path).map_err(ImageError::io("open blob", path))
     }
 
-    /// A whole blob, which may have at most `limit` bytes. Its digest is checked again: what is small
-    /// enough to be read is small enough to be sure of.
+    /// A whole blob, which may have at most `limit` bytes. Its digest is checked again: a blob that is
+    /// small enough to read is small enough to check.
     pub(crate) fn read(&self, digest: &Digest, limit: u64) -> Result<Vec<u8>, ImageError> {
         let mut bytes = Vec::new();
         let file = self.open_blob(digest)?;

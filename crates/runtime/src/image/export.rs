@@ -1,4 +1,5 @@
-//! Images on their way out: what a store has, without opening it, and archives as `docker save` writes them.
+//! Export of images: the contents of a store, without opening it, and archives as `docker save` writes
+//! them.
 
 use std::collections::HashSet;
 use std::io::{self, Read, Write};

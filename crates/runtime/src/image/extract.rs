@@ -224,7 +224,7 @@ impl Extractor {
             Some(found) => {
                 self.vacate(name).map_err(fail)?;
                 self.make_directory(name).map_err(fail)?;
-                // Removed and made anew in one layer: what lower layers have there stays hidden.
+                // Removed and made anew in one layer: the entries of lower layers stay hidden.
                 if found == Found::Whiteout {
                     self.set_xattr(name, OPAQUE_XATTR, b"y").map_err(fail)?;
                 }
@@ -262,7 +262,7 @@ impl Extractor {
         }
         match self.kind_of(hidden).map_err(fail)? {
             Some(Found::Directory) => self.set_xattr(hidden, OPAQUE_XATTR, b"y").map_err(fail),
-            // A whiteout is about lower layers: what this layer adds under the name stays.
+            // A whiteout is about lower layers: an entry that this layer adds under the name stays.
             Some(_) => Ok(()),
             None => {
                 self.done.inodes += 1;

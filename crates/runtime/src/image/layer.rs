@@ -1,7 +1,7 @@
 //! Unpacked layers by chain id, shared between images.
 //!
-//! `layers/<hex>/fs` is the directory overlayfs uses, `layers/<hex>/layer.json` says what it took. A
-//! layer is unpacked under a temporary name and renamed when everything in it is on disk.
+//! `layers/<hex>/fs` is the directory overlayfs uses, `layers/<hex>/layer.json` has its size. A layer is
+//! unpacked under a temporary name and renamed when everything in it is on disk.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;

@@ -51,7 +51,7 @@ impl Reference {
         }
     }
 
-    /// Registry and repository: what repo tags and repo digests share.
+    /// Registry and repository: the common part of repo tags and repo digests.
     pub fn name(&self) -> String {
         format!("{}/{}", self.registry, self.repository)
     }

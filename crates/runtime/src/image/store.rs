@@ -40,7 +40,7 @@ pub struct ImageStore {
 /// An image as others see it.
 #[derive(Debug, Clone)]
 pub struct ImageRecord {
-    /// The digest of the configuration: what the kubelet keeps as the image's id.
+    /// The digest of the configuration: the kubelet uses it as the image's id.
     pub id: Digest,
     /// Entry point, environment, user and the like.
     pub config: ImageConfiguration,
@@ -166,7 +166,7 @@ impl ImageStore {
         found.map(|(id, image)| self.record(id, image)).transpose()
     }
 
-    /// [`status`](Self::status) for callers to whom an unreadable image is an absent one.
+    /// [`status`](Self::status) for callers that treat an unreadable image as an absent one.
     pub fn image(&self, reference_or_id: &str) -> Option<ImageRecord> {
         self.status(reference_or_id).unwrap_or_else(|error| {
             tracing::warn!(image = reference_or_id, %error, "image cannot be used");
@@ -388,8 +388,9 @@ impl ImageStore {
         Hold(Arc::clone(self))
     }
 
-    /// Ends a lease and removes those of `digests` that are no image's metadata (or archives it keeps) and that nobody else has
-    /// leased: of several who are done with a blob at the same time, the last one removes it.
+    /// Ends a lease and removes those of `digests` that are no image's metadata (or archives it keeps) and
+    /// that nobody else has leased: of several users that finish with a blob at the same time, the last one
+    /// removes it.
     pub(crate) fn discard(&self, digests: &[Digest], mut lease: Lease) -> Result<(), ImageError> {
         let index = self.index();
         let mut leases = self.leases();

@@ -51,7 +51,7 @@ const SELINUX: &str = "/sys/fs/selinux/enforce";
 const SECCOMP_COMPILER: &str = "3";
 /// Reading, writing and making a node.
 const ALL_ACCESS: &str = "rwm";
-/// Directories of device descriptions; what is in a later one wins.
+/// Directories of device descriptions; a later one overrides an earlier one.
 const CDI_DIRECTORIES: &[&str] = &["/etc/cdi", "/var/run/cdi"];
 /// Largest device description we read.
 const MAX_CDI_FILE: u64 = 1 << 20;

@@ -253,7 +253,7 @@ impl Inner {
             )) => Ok(()),
             Ok((Reply::Failed { message, .. }, ..)) => Err(Error::internal(message)),
             Ok(_) => Ok(()),
-            // A supervisor that is gone has no containers; its end is noticed by the one who listens.
+            // A supervisor that is gone has no containers; the listener notices its end.
             Err(error) if gone(&error) => Ok(()),
             Err(error) => Err(Error::internal(format!("signal container {}: {error}", container.id))),
         }

@@ -166,7 +166,7 @@ impl Inner {
         }
     }
 
-    /// The supervisor is gone although nobody stopped it: what it kept is gone too.
+    /// The supervisor is gone although nobody stopped it: its containers are gone too.
     pub(super) async fn lost(&self, sandbox: &Arc<Sandbox>) {
         let containers = self.index.containers_of(&sandbox.id);
         let (cgroups, groups) =

@@ -40,7 +40,7 @@ pub use teardown::destroy;
 /// Name of the control group supervisors live in, below the runtime's own.
 pub(crate) const SUPERVISORS: &str = "supervisors";
 
-/// Different warnings remembered; what comes after them is not said.
+/// Most different warnings remembered; further ones are not logged.
 const MAX_WARNINGS: usize = 64;
 
 /// Why a runtime could not be opened.

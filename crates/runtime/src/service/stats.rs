@@ -173,7 +173,7 @@ fn pod_figures(linux: &LinuxPodSandboxStats) -> Vec<Metric> {
     metrics
 }
 
-/// A figure of [`Inner::list_metrics`]: what it is called and where it comes from.
+/// A figure of [`Inner::list_metrics`]: its name and its source.
 struct Figure {
     name: &'static str,
     help: &'static str,

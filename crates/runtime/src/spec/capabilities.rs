@@ -1,4 +1,4 @@
-//! Capabilities: the default set, what is added and dropped.
+//! Capabilities: the default set, additions and drops.
 
 use std::collections::BTreeSet;
 use std::str::FromStr;

@@ -1,4 +1,4 @@
-//! Devices by name: what the files of the container device interface say a device consists of.
+//! Devices by name: the parts of a device according to the files of the container device interface.
 
 use std::collections::BTreeMap;
 

@@ -296,7 +296,7 @@ pub fn report(kind: u8, text: &str) {
     // SAFETY: the status socket stays open until exec or exit.
     let socket = unsafe { BorrowedFd::borrow_raw(STATUS) };
     let mut message = vec![kind];
-    // One message, one packet: what does not fit is not worth sending.
+    // One message, one packet: text that does not fit is cut off.
     message.extend(text.bytes().take(3000));
     let _ = sys::send_with_fds(socket, &message, &[]);
 }
@@ -342,7 +342,7 @@ pub fn pod_init_in(empty: &Path, user: &OwnedFd, tell: BorrowedFd<'_>) -> ! {
             }
         }
     }
-    // SAFETY: leaves without running anything of the supervisor's; who reads sees the end.
+    // SAFETY: leaves without running anything of the supervisor's; the reader sees the end.
     unsafe { libc::_exit(1) }
 }
 

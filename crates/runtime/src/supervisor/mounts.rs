@@ -214,8 +214,8 @@ impl<'a> Guarded<'a> {
         path.starts_with(self.at)
     }
 
-    /// The directory to mount at. An image's links do not lead there, as with runc: what is mounted behind a link can be
-    /// had by another name than the one that is guarded.
+    /// The directory to mount at. An image's links are not followed, as with runc: a mount behind a link
+    /// would have another name than the guarded one.
     fn make_directory(&self, root: BorrowedFd<'_>) -> io::Result<OwnedFd> {
         let relative = self.at.strip_prefix("/").unwrap_or(self.at);
         let open = |path: &Path| {

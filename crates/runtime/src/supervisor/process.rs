@@ -291,7 +291,7 @@ fn wanted(program: &CString) -> Option<String> {
 
 fn exec_error(name: &str, program: &CString, error: Errno) -> SetupError {
     let problem = match error {
-        // The file is there, `find` saw it: what is missing is what the file asks for.
+        // The file exists, because `find` saw it: its interpreter is missing.
         Errno::ENOENT => format!(
             "{} exists, but its interpreter or dynamic loader{} does not: no such file or directory",
             program.to_string_lossy(),

@@ -79,7 +79,7 @@ pub struct AttachedAtStart {
     pub stdin: bool,
     pub stdout: bool,
     pub stderr: bool,
-    /// The container waits for a reader who does not keep up, instead of the reader missing output.
+    /// The container waits for a slow reader, instead of the reader missing output.
     pub lossless: bool,
 }
 

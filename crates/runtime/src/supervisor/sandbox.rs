@@ -81,7 +81,7 @@ const SHM_SIZE: u64 = 64 << 20;
 /// A run directory for one process alone: the supervisor that starts in it, or the runtime that takes it away.
 ///
 /// A runtime may be killed while its spawner still starts a supervisor. The next one must neither take the
-/// directory from under it nor overlook it, because until it has recorded who it is nobody can see it.
+/// directory from under it nor overlook it, because until it has recorded its identity nobody can see it.
 pub struct Claim(#[expect(dead_code, reason = "held, not looked at")] Flock<File>);
 
 impl Claim {

@@ -76,8 +76,8 @@ impl UserNamespace {
         out.join(",")
     }
 
-    /// Makes the calling process a member, with a mount namespace that belongs to it: what is mounted by
-    /// now is locked, and processes with the right capabilities may mount more.
+    /// Makes the calling process a member, with a mount namespace that belongs to it: existing mounts are
+    /// locked, and processes with the right capabilities may mount more.
     pub fn enter(&self) -> Result<(), SetupError> {
         setns(&self.namespace, CloneFlags::CLONE_NEWUSER).context("join the pod's user namespace")?;
         unshare(CloneFlags::CLONE_NEWNS).context("make a mount namespace in the user namespace")?;

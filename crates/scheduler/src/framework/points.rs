@@ -12,7 +12,7 @@ use super::{ClusterEvent, CycleState, PluginError, PodFilters, RejectedBy, Rejec
 use crate::extender::Extender;
 use crate::snapshot::{NodeInfo, PodInfo, Snapshot};
 
-/// Says whether later steps of a plugin are needed for this pod.
+/// Tells if later steps of a plugin are needed for this pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Interest {
     Needed,

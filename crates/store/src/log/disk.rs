@@ -54,7 +54,7 @@ struct Zeros([u8; ROOM]);
 #[derive(Debug, Default)]
 pub(crate) struct Blocks {
     bytes: Vec<u8>,
-    /// Where they begin; what is before only moves them there.
+    /// The offset at which the blocks begin; the bytes before it are padding for the alignment.
     start: usize,
 }
 

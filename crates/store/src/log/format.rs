@@ -13,7 +13,8 @@
 //! more that only says that everything before it is durable; the next frame overwrites it. The salt is
 //! chosen anew for every file and is part of magic and checksum, so that no value a client stores can look like a
 //! frame, nor like many that have to be looked into. A log may be written over an older one, whose blocks the file
-//! system then need not find again; what is left of that one behind the last frame has other salts and is nothing.
+//! system then need not find again; the remains of that one behind the last frame have other salts and are
+//! ignored.
 //!
 //! In a file of blocks, header and frames begin at multiples of 4096 bytes, so that they can be written past the page
 //! cache and no block that was acknowledged is ever written again. Behind the header there are zeros; zeros at the end

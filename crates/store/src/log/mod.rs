@@ -95,8 +95,8 @@ struct Deferred {
     since: Option<Instant>,
 }
 
-/// Transactions as the log keeps them, behind room for the header of a frame, and the revision of the last. Those who
-/// make them write them down, while the disk is busy with those before.
+/// Transactions in the log's format, behind room for the header of a frame, and the revision of the last.
+/// Their callers encode them, while the disk is busy with earlier ones.
 #[derive(Debug)]
 pub(crate) struct Records(Blocks, Option<Revision>);
 
@@ -307,7 +307,7 @@ impl Log {
         self.allocated = end + ahead;
         if let Err(error) = filled {
             tracing::debug!(%error, "no room was made ahead for the log");
-            // Nobody knows how far it got. If this fails too, what is there is room all the same.
+            // It is unknown how far it got. If this fails too, the bytes there are still only room.
             let _ = self.give_room_back();
         }
     }

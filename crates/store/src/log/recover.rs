@@ -97,8 +97,8 @@ pub(crate) fn recover(dir: &Path, limits: HistoryLimits) -> Result<Recovered, Op
         return Err(corrupt(&log_path(dir, first), 0, problem).into());
     }
     if reserved > recovered.revision {
-        // Readers may have seen changes up to here that did not reach the disk. Their revisions are not used
-        // again, and who has seen one has to list anew.
+        // Readers may have seen changes up to here that did not reach the disk. Their revisions are not
+        // used again, and a reader that has seen one has to list anew.
         tracing::info!(
             written = recovered.revision.0,
             next = reserved.0 + 1,
@@ -186,7 +186,7 @@ impl<'a> Frames<'a> {
     fn next(&mut self) -> Result<Next, OpenError> {
         match self.read()? {
             Next::Broken => {
-                // Somebody may be writing to the file: what was read ahead into the buffer is the past.
+                // Another process may be writing to the file: the buffer may hold outdated data.
                 self.file.seek(SeekFrom::Start(self.at)).map_err(|e| self.io(e))?;
                 self.read()
             }

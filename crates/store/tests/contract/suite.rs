@@ -191,7 +191,8 @@ pub async fn agrees_with_the_model(mut store: Store, steps: &[Step], mut reopen:
     }
     let current = model.revision();
     assert_eq!(store.snapshot().revision().0, current);
-    // A store that was opened again may remember more or less than the model: what it says has to be right.
+    // A store that was opened again may remember more or less than the model: the data that it returns has
+    // to be right.
     for revision in model.base..=current {
         match store.snapshot_at(Revision(revision)) {
             Ok(past) => {

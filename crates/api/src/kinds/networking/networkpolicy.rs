@@ -95,7 +95,7 @@ fn validate_port(entry: &Value, path: &Path) -> FieldErrors {
             let mut found: FieldErrors = port(number, &path.child("port")).into_iter().collect();
             if let Some(end) = end {
                 if end < number {
-                    // As upstream: what is shown is the port.
+                    // As upstream: the error shows the port.
                     found.push(FieldError::invalid(
                         &end_path,
                         number,

@@ -1,4 +1,5 @@
-//! Where a node once read its agent's configuration from. Nothing does so any more; what is said is still checked.
+//! The source of a node's former dynamic configuration. Nothing uses it any more, but it is still
+//! validated.
 
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{object, text};

@@ -47,7 +47,7 @@ fn validate_linux(spec: &Value, path: &Path) -> FieldErrors {
 }
 
 fn validate_windows(spec: &Value, path: &Path) -> FieldErrors {
-    // In upstream's order; what has no dot belongs to the pod itself.
+    // In upstream's order; a name without a dot belongs to the pod itself.
     const POD: &[(&str, bool)] = &[
         ("appArmorProfile", true),
         ("seLinuxOptions", true),

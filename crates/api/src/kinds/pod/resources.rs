@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, HashSet};
 /// Amounts by resource name.
 pub type Amounts = BTreeMap<Text, Quantity>;
 
-/// A resource list of an object; what cannot be read counts as nothing.
+/// A resource list of an object; an unreadable amount counts as nothing.
 pub fn amounts(resources: &Value, kind: &str) -> Amounts {
     map(resources, kind)
         .into_iter()

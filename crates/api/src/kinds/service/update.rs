@@ -118,7 +118,7 @@ mod tests {
         let mut spec = json!({"type": "NodePort", "externalTrafficPolicy": "Cluster",
             "ports": [{"port": 80, "protocol": "TCP"}]});
         keep_allocations(&mut spec, &old);
-        // The families follow from the addresses; who gives them out decides.
+        // The families follow from the addresses; the allocator decides.
         spec["ipFamilies"] = old["ipFamilies"].clone();
         assert_eq!(spec, old);
     }

@@ -361,7 +361,8 @@ fn validate_stack_change(new: &Value, old: &Value) -> FieldErrors {
     errors
 }
 
-/// `key` lists what may grow to two and shrink to one; what stays does not change. `one` names one of them.
+/// `key` is a list that may grow to two entries and shrink to one; entries that stay do not change. `one`
+/// names an entry.
 fn validate_kept(new: &Value, old: &Value, key: &str, one: &str) -> FieldErrors {
     const FIXED: &str = "may not change once set";
     let path = Path::new("spec").child(key);

@@ -1,4 +1,4 @@
-//! Pod security: what pods of a namespace may ask of the node, by the level its labels name.
+//! Pod security: limits the pods of a namespace by the level that its labels name.
 
 mod checks;
 mod metrics;

@@ -84,7 +84,7 @@ impl Policy {
             level: enforce_level.unwrap_or(defaults.enforce.level),
             version: enforce_version.unwrap_or(defaults.enforce.version),
         };
-        // As upstream: who sets only what is enforced is warned of it where it is not enforced yet.
+        // As upstream: with only `enforce` set, its level also produces warnings.
         let fallback = if enforce_level.is_some() { enforce } else { defaults.warn };
         let warn = match warn_level {
             Some(level) => Rule { level, version: warn_version.unwrap_or(defaults.warn.version) },

@@ -52,7 +52,7 @@ pub(super) enum Stop {
     NoThread,
 }
 
-/// The outcome of one expression: what was made of its value, or the reason why there is none.
+/// The outcome of one expression: the converted value, or the error.
 pub(super) type Outcome<T> = Result<T, String>;
 
 /// The outcome of one expression, and how long it took.

@@ -187,7 +187,7 @@ async fn patched(
         },
     };
     if !is_body {
-        // As upstream: what a webhook adds is completed like what a client sends.
+        // As upstream: fields that a webhook adds get defaults like those that a client sends.
         matched.strategy.default(&mut object);
         if !std::ptr::eq(own, matched) {
             object = view.convert(matched, own, &object).await.map_err(Failure::Internal)?;

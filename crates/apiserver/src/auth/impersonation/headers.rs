@@ -1,4 +1,4 @@
-//! The headers in which a request says as whom it wants to be made.
+//! The headers in which a request names the user to impersonate.
 
 use ferrite_api::Status;
 use http::{HeaderMap, HeaderName, HeaderValue};

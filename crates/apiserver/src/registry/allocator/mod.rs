@@ -1,4 +1,4 @@
-//! Addresses and ports of Services: who gets which.
+//! Allocation of addresses and ports to Services.
 
 mod families;
 mod metrics;

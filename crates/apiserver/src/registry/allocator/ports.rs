@@ -9,7 +9,7 @@ use ferrite_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 
-/// Ports being given out in one write: what others have, and what the write has got so far.
+/// The allocation of ports in one write: those of others, and those of the write so far.
 pub(super) struct Giving<'a> {
     pub range: &'a RangeInclusive<u16>,
     /// True if allocations are counted: dry runs keep nothing.
@@ -38,7 +38,7 @@ impl Giving<'_> {
         Ok(())
     }
 
-    /// Any free port; the lower part of the range is left to those who ask for a port by number.
+    /// Any free port; the lower part of the range is left for static allocation.
     fn next(&mut self) -> Result<u64, &'static str> {
         let (first, last) = (u128::from(*self.range.start()), u128::from(*self.range.end()));
         let upper = first + by_name(last.saturating_sub(first) + 1, 32, 128);

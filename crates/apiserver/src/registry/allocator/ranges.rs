@@ -45,8 +45,8 @@ pub(super) fn usable(view: &View, configured: &[Cidr], family: Family) -> Vec<Ci
     ranges
 }
 
-/// The addresses of a range in the order in which they are given out: anywhere in the upper part first, then anywhere
-/// in the lower part, which is left to those who ask for an address by name.
+/// The addresses of a range in the order of allocation: anywhere in the upper part first, then anywhere in
+/// the lower part, which is left for static allocation.
 pub(super) fn candidates(range: Cidr) -> impl Iterator<Item = IpAddr> {
     let (first, last) = range.ends();
     let (first, last) = (address_number(first).0, address_number(last).0);
@@ -64,8 +64,8 @@ pub(super) fn by_name(size: u128, part: u128, most: u128) -> u128 {
     if size <= LEAST { 0 } else { (size / part).clamp(LEAST, most) }
 }
 
-/// Every number from `first` to `last`, beginning anywhere: what was just given back is not given out at once, while
-/// others may still believe that they know whose it is.
+/// Every number from `first` to `last`, beginning anywhere: a number that was just returned is not
+/// allocated again at once, while others may still use it for its former owner.
 pub(super) fn from_somewhere(first: u128, last: u128) -> impl Iterator<Item = u128> {
     let start = if first < last { rand::rng().random_range(first..=last) } else { first };
     (start..=last).chain(first..start.min(last.saturating_add(1)))

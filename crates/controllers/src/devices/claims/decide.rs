@@ -159,7 +159,7 @@ pub(super) fn admin_access(claim: &ResourceClaim) -> &'static str {
     if admin { "true" } else { "false" }
 }
 
-/// The labels of the metrics: who made the claim.
+/// The label of the metrics: the maker of the claim.
 pub(super) fn source(claim: &ResourceClaim) -> &'static str {
     let annotation = |key: &str| {
         claim.metadata.annotations.as_ref().and_then(|all| all.get(key)).map_or("", String::as_str)

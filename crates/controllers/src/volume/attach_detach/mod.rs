@@ -395,7 +395,7 @@ impl AttachDetach {
         }
     }
 
-    /// Tells the pods that wait who has their volume, in upstream's words.
+    /// Records events for waiting pods that name the user of their volume, in upstream's words.
     fn multi_attach(
         &self,
         node: &str,

@@ -166,8 +166,8 @@ impl Binder {
             Key::Volume(name) => Box::pin(self.sync_volume(name)).await,
         };
         match done {
-            // The informer is behind: what it brings wakes the key, and the delay covers a write that it had brought
-            // before.
+            // The informer is behind: its next change wakes the key, and the delay covers a write that it
+            // had shown before.
             Err(error) if is_stale(&error) => Ok(Some(BEHIND)),
             done => done.map(|()| None),
         }

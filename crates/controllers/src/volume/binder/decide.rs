@@ -1,4 +1,4 @@
-//! The two state machines: what to do about a claim, and what to do about a volume.
+//! The two state machines: decisions about a claim, and decisions about a volume.
 
 use std::sync::Arc;
 

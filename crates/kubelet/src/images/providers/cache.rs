@@ -1,4 +1,4 @@
-//! Answers of a plugin, kept for as long as it says and for whom they were given.
+//! Responses of a plugin, kept for the time that it sets and for the accounts that they were given for.
 
 use super::exec::Credentials;
 use jiff::Timestamp;

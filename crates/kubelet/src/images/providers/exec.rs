@@ -118,7 +118,7 @@ pub(super) async fn run(plugin: &PluginConfig, request: &Request<'_>) -> Result<
     let mut command = Command::new(&plugin.program);
     command.args(&plugin.args).envs(plugin.env.iter().map(|(name, value)| (name, value)));
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    // A group of its own: what it started can be ended with it.
+    // A group of its own: processes that it started can be ended with it.
     command.process_group(0).kill_on_drop(true);
     let mut child = command.spawn().map_err(failed)?;
     let mut group = Group(child.id());

@@ -1,4 +1,5 @@
-//! `vol_data.json`: what a later kubelet needs to know to undo a stage or a publication. Upstream's keys, and one of ours.
+//! `vol_data.json`: the data with which a later kubelet undoes a stage or a publication. Upstream's keys,
+//! and one of ours.
 
 use ferrite_hostfs::Dir;
 use serde::{Deserialize, Serialize};

@@ -70,7 +70,7 @@ impl Archive {
 }
 
 struct Layer {
-    /// Holds the layer and, beside it, what no layer may touch.
+    /// Holds the layer and, beside it, files that no layer may touch.
     outer: tempfile::TempDir,
 }
 

@@ -1,5 +1,5 @@
-//! The registry protocol, as far as pulling needs it: who asks, manifests, blobs. Every answer is bounded
-//! before it is kept.
+//! The registry protocol, as far as pulling needs it: authentication, manifests, blobs. Every response is
+//! bounded before it is kept.
 
 mod challenge;
 

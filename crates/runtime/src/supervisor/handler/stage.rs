@@ -1,6 +1,6 @@
 //! Where an OCI runtime finds a container's files when the pod has a user namespace.
 //!
-//! The runtime works on them as a member of that namespace, to whom our directories are closed: they belong
+//! The runtime works on them as a member of that namespace, which cannot enter our directories: they belong
 //! to the host's root. So everything the container is to see is put up below one directory every process
 //! may enter, in this mount namespace only, with identities mapped already. The runtime needs to know
 //! nothing of ID-mapped mounts, which runc has only since 1.2.
@@ -64,7 +64,7 @@ impl Stage {
 
 fn is_open(place: &Path) -> bool {
     use std::os::unix::fs::PermissionsExt;
-    // The directory itself is covered; what is above it must let others pass.
+    // The directory itself is covered; the directories above it must let others pass.
     let above = place.ancestors().skip(1);
     place.symlink_metadata().is_ok_and(|meta| meta.is_dir())
         && above.into_iter().all(|path| path.metadata().is_ok_and(|m| m.permissions().mode() & 0o001 != 0))

@@ -1,4 +1,4 @@
-//! One container as the supervisor knows it: its output, its log and who is attached.
+//! One container as the supervisor knows it: its output, its log and its attached clients.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;

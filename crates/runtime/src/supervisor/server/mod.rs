@@ -136,7 +136,7 @@ impl Server {
             if ready < 0 {
                 continue;
             }
-            // Output first, exits last: what a container wrote is in its log before its end is known.
+            // Output first, exits last: a container's output is in its log before its end is known.
             for (poll, source) in polls.iter().zip(&sources) {
                 if poll.revents != 0
                     && matches!(source, Source::Output { .. } | Source::Input { .. } | Source::Room { .. })
