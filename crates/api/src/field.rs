@@ -294,7 +294,7 @@ fn go_value(value: &Value) -> String {
     }
 }
 
-/// A string in Go's quotes, which differ from Rust's in how they escape what cannot be printed.
+/// A string in Go's quotes, which escape unprintable characters in another way than Rust's.
 pub(crate) fn go_quote(text: &str) -> String {
     let mut quoted = String::with_capacity(text.len() + 2);
     quoted.push('"');

@@ -291,8 +291,8 @@ pub fn validate_metadata(
     errors
 }
 
-/// Takes from `old` what an update leaves out or may not touch: an absent uid, the time of creation, and a
-/// deletion once begun. Runs before [`validate_metadata_update`].
+/// Takes from `old` the fields that an update leaves out or may not touch: an absent uid, the time of
+/// creation, and a deletion once begun. Runs before [`validate_metadata_update`].
 pub fn restore_system_metadata(new: &mut Value, old: &Value) {
     let metadata = crate::meta::metadata_mut(new);
     let old = &old["metadata"];

@@ -103,7 +103,7 @@ impl Quantity {
         saturate(divide_away(self.nanos, NANOS))
     }
 
-    /// Thousandths of a unit, rounded away from zero, at most what an `i64` holds.
+    /// Thousandths of a unit, rounded away from zero, at most the largest `i64`.
     pub fn milli_value(&self) -> i64 {
         saturate(divide_away(self.nanos, NANOS / 1000))
     }

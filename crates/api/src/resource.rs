@@ -271,15 +271,15 @@ pub trait Strategy: Send + Sync + 'static {
         StatusUse::Own
     }
 
-    /// Before the object is created: drops what a client may not set (status) and normalises.
+    /// Before the object is created: drops fields that a client may not set (status) and normalises.
     fn prepare_create(&self, object: &mut Value) {
         if self.status_use() != StatusUse::Own {
             clear_status(object);
         }
     }
 
-    /// Before an update of the main resource: keeps what only subresources may change. Generation is bumped
-    /// by the server when [`Strategy::generation_fields`] differ.
+    /// Before an update of the main resource: keeps fields that only subresources may change. Generation is
+    /// bumped by the server when [`Strategy::generation_fields`] differ.
     fn prepare_update(&self, new: &mut Value, old: &Value) {
         if self.status_use() != StatusUse::Own {
             keep(new, old, "status");
@@ -323,7 +323,7 @@ pub trait Strategy: Send + Sync + 'static {
         Vec::new()
     }
 
-    /// Validates the change from `old` to `new`; includes what [`Strategy::validate`] checks.
+    /// Validates the change from `old` to `new`; includes the checks of [`Strategy::validate`].
     fn validate_update(&self, new: &Value, _old: &Value) -> FieldErrors {
         self.validate(new)
     }
@@ -344,7 +344,8 @@ pub trait Strategy: Send + Sync + 'static {
     }
 
     /// Before and while it is validated, an update of a subresource other than `status` that has a body of
-    /// the kind itself (`approval`, `ephemeralcontainers`, `resize`): keeps what the subresource is not about.
+    /// the kind itself (`approval`, `ephemeralcontainers`, `resize`): keeps fields that do not belong to
+    /// the subresource.
     fn prepare_subresource_update(&self, _subresource: &str, _new: &mut Value, _old: &Value) {}
 
     /// Validates an update of such a subresource.
@@ -357,7 +358,7 @@ pub trait Strategy: Send + Sync + 'static {
         Vec::new()
     }
 
-    /// Takes from an object's metadata what upstream's tables do not show: they are made of its internal form.
+    /// Removes metadata that upstream's tables do not show: they are made of its internal form.
     fn trim_for_table(&self, _object: &mut Value) {}
 
     /// The refusal of a field selector that names an unknown field of a kind that lists its fields.
@@ -370,7 +371,8 @@ pub trait Strategy: Send + Sync + 'static {
         Vec::new()
     }
 
-    /// Warnings about a valid change. As upstream's workloads: nothing is said again while what is wanted stays.
+    /// Warnings about a valid change. As upstream's workloads: warnings are not repeated while the
+    /// specification stays.
     fn warnings_on_update(&self, new: &Value, old: &Value) -> Vec<String> {
         let generation = |object: &Value| object.pointer("/metadata/generation").cloned();
         if self.has_generation() && generation(new) == generation(old) {
@@ -414,8 +416,8 @@ pub trait Strategy: Send + Sync + 'static {
         Deletion::Immediate
     }
 
-    /// Turns an object whose deletion is asked for the first time into what is stored instead of removing it.
-    /// `now` is the time as the API writes it. False leaves it to [`Strategy::deletion`].
+    /// Turns an object whose deletion is requested for the first time into the object to store instead of
+    /// removing it. `now` is the time as the API writes it. False leaves it to [`Strategy::deletion`].
     fn begin_deletion(&self, _object: &mut Value, _now: &str) -> bool {
         false
     }

@@ -266,7 +266,7 @@ pub(crate) async fn ensure(
     }
 }
 
-/// As [`ensure`], but an object that is there becomes what it should be: the address may have changed.
+/// As [`ensure`], but updates an existing object: the address may have changed.
 async fn replace(
     server: &ApiServer,
     group: &str,

@@ -184,7 +184,7 @@ impl Call {
         Ok(())
     }
 
-    /// Applies field validation to what a decoder found.
+    /// Applies field validation to a decoder's findings.
     pub fn take_strict(
         &mut self,
         kind: &str,
@@ -353,7 +353,7 @@ fn finish(type_: TypeRef, expected: &Gvk, given: Given, mut decoded: Decoded) ->
     Ok(decoded)
 }
 
-/// The body's own word on what it is, completed by what was expected.
+/// The kind that the body names, completed by the expected one.
 struct Given(Gvk);
 
 impl Given {

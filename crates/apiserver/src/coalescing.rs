@@ -28,8 +28,8 @@ struct Inner<S> {
 }
 
 thread_local! {
-    /// Room for what waits. A connection needs it for as long as it is polled, so one for each thread will do, and an
-    /// idle connection keeps no memory for what it may say some day.
+    /// A buffer for waiting bytes. A connection needs it only while it is polled, so one for each thread is
+    /// enough, and an idle connection keeps no memory.
     static ROOM: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
@@ -45,7 +45,7 @@ impl<S: AsyncWrite + Unpin> CoalescingWriter<S> {
         Self(Arc::new(Mutex::new(Inner { stream, holds, waiting: Vec::new(), sent: 0 })))
     }
 
-    /// Sends what waits.
+    /// Sends the waiting bytes.
     pub fn poll_out(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut inner = self.lock();
         ready!(inner.poll_drain(cx))?;
@@ -76,7 +76,7 @@ impl<S: AsyncWrite + Unpin> Inner<S> {
         Poll::Ready(Ok(()))
     }
 
-    /// Takes what may wait, and sends what may not.
+    /// Buffers small writes, and sends large ones.
     fn poll_take(&mut self, cx: &mut Context<'_>, slices: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
         let length: usize = slices.iter().map(|slice| slice.len()).sum();
         if length >= LARGE || self.waiting.len() + length > WAITING {
@@ -141,7 +141,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for CoalescingWriter<S> {
     }
 }
 
-/// Polls a connection, and sends what it has said whenever it has to wait.
+/// Polls a connection, and sends its buffered writes whenever it has to wait.
 pub(crate) async fn driven<S, C, E>(
     mut connection: Pin<&mut C>,
     out: &CoalescingWriter<S>,

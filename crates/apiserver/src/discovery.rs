@@ -138,7 +138,8 @@ fn resource_value(resource: &Resource) -> Value {
     value
 }
 
-/// Kinds whose objects upstream stores in another version than the one served: group, kind, and what it stores.
+/// Kinds whose objects upstream stores in another version than the one served: group, kind, and the stored
+/// version.
 const STORED_AS: &[(&str, &str, &str)] = &[
     ("events.k8s.io", "Event", "/v1"),
     ("autoscaling", "HorizontalPodAutoscaler", "autoscaling/v2"),

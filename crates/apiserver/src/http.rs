@@ -45,8 +45,8 @@ pub(crate) enum Piece {
 
 /// A body that somebody else writes, `waiting` pieces ahead of the reader at most.
 ///
-/// `at_least` is what is known of its length. Without [`Piece::End`] it is cut off, unless it is `endless`: the
-/// client must see that what it got is not all.
+/// `at_least` is the known part of its length. Without [`Piece::End`] it is cut off, unless it is
+/// `endless`: the client must see that the body is incomplete.
 pub(crate) fn pipe(waiting: usize, at_least: u64, endless: bool) -> (mpsc::Sender<Piece>, Body) {
     let (sender, pieces) = mpsc::channel(waiting);
     (sender, Pipe { pieces, at_least, complete: endless }.boxed_unsync())

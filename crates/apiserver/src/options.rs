@@ -115,7 +115,7 @@ pub(crate) struct WriteOptions {
     pub field_validation: FieldValidation,
     /// Server-side apply takes over fields that others own.
     pub force: bool,
-    /// Where admission puts what the client should know.
+    /// Admission puts messages for the client here.
     pub warnings: Warnings,
     /// A step of a request that was admitted as a whole: webhooks and policies are not asked about it.
     pub within: bool,

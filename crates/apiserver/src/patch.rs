@@ -91,7 +91,8 @@ impl Kind {
         }
     }
 
-    /// Patches `old` and brings the outcome under its type again. Answers it with what strict validation finds.
+    /// Patches `old` and brings the result under its type again. Returns it with the findings of strict
+    /// validation.
     pub fn patched(
         self,
         type_: TypeRef,
@@ -142,7 +143,7 @@ impl Kind {
         }
     }
 
-    /// The refusal of what a patch makes of `old`.
+    /// The error for an invalid result of a patch of `old`.
     pub fn refuse_patched(self, type_: TypeRef, old: &Value, document: &Value, why: String) -> Status {
         let mut patched = old.clone();
         match self.apply_to(type_, &mut patched, document) {
@@ -151,7 +152,7 @@ impl Kind {
         }
     }
 
-    /// Upstream quotes what it could not take: the patched object, or a strategic patch itself.
+    /// Upstream quotes the value that it could not decode: the patched object, or a strategic patch itself.
     fn refused(self, type_: TypeRef, patched: &Value, document: &Value, why: String) -> Status {
         let quoted = match self {
             Self::Strategic => patch::go_format(document),
@@ -237,7 +238,7 @@ async fn plain(
 
 const NO_MERGE_PATCH: &str = "Invalid JSON Patch";
 
-/// The patch itself as a value, with what strict validation finds in it.
+/// The patch itself as a value, with the findings of strict validation in it.
 ///
 /// As upstream: unless the validation is `Ignore`, the server first checks that the document is valid for
 /// its kind of patch, and names the one of its own types that it could not fill.
@@ -269,7 +270,7 @@ pub(crate) fn parse(kind: Kind, body: &Bytes, validation: FieldValidation) -> Re
         (Kind::Json, _) if looks => "[]handlers.jsonPatchOp",
         (Kind::Json, _) => "jsonpatch.Patch",
         (_, Value::Object(_)) => return Ok(document),
-        // Such a patch is what the object becomes, and refused as that.
+        // The array becomes the patched object, and is refused as one.
         (Kind::Merge, Value::Array(_)) if !looks => return Ok(document),
         _ => "map[string]interface {}",
     };

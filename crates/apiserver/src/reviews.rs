@@ -96,7 +96,7 @@ pub(crate) fn answer(call: &Call, mut review: Value, options: &WriteOptions) -> 
     encode::object(201, resource, &review, call.representation, call.include_object()?)
 }
 
-/// A question about access has no metadata but what the server puts there.
+/// An access review has no metadata except the server's own.
 fn refuse_metadata(review: &Value, namespaced: bool) -> Option<FieldError> {
     let metadata = review["metadata"].as_object()?;
     let owned = |key: &str| key == "managedFields" || (namespaced && key == "namespace");

@@ -34,7 +34,7 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-/// Connections have this long to send what is left of their answers once no request is in flight.
+/// Connections have this long to send the rest of their responses once no request is in flight.
 const FLUSH: Duration = Duration::from_secs(2);
 
 /// The server's limits for requests and its shutdown. The default is upstream's.
@@ -239,7 +239,7 @@ pub struct ApiServer {
 }
 
 impl ApiServer {
-    /// Starts a server on a store and brings what every cluster has into being.
+    /// Starts a server on a store and makes the objects that every cluster has.
     pub async fn start(store: Arc<Store>, config: Config) -> Result<Arc<Self>, Status> {
         let fresh = store.usage().revision == Revision::default();
         let served = ferrite_api::kinds::built_in().into_iter().filter(|r| config.serves(r)).collect();
@@ -360,7 +360,7 @@ impl ApiServer {
         self.abort.cancel();
         self.outbound.close().await;
         self.tasks.wait().await;
-        // Last, so that the audit has what all others did.
+        // Last, so that the audit has the events of all others.
         if let Some(audit) = &self.audit {
             audit.stop().await;
         }

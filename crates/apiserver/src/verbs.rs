@@ -252,7 +252,7 @@ pub(crate) async fn update(call: &mut Call, subresource: Option<&str>) -> Result
             code = 201;
             call.authorize_create()?;
             provide_namespace(call, &options).await?;
-            // The version was to protect what is stored, and there is nothing.
+            // The version would protect a stored object, and there is none.
             let mut object = object.clone();
             meta::metadata_mut(&mut object).remove("resourceVersion");
             registry.create(&update.write, object).await
@@ -399,9 +399,9 @@ async fn delete_collection(call: &mut Call) -> Result<Response, Status> {
             let mut write = call.write(&write_options);
             write.namespace = meta::namespace(&object);
             match registry.delete(&write, meta::name(&object), &options).await {
-                // As upstream: the answer is what was found, not what became of it.
+                // As upstream: the response has the object as it was found, not its later state.
                 Ok(Deleted::Gone(_) | Deleted::Marked(_)) => objects.push(object),
-                // Somebody else was faster, which is what was wanted.
+                // Another client was faster, and the object is gone as wanted.
                 Err(status) if status.code == 404 => {}
                 Err(status) => return Err(status),
             }

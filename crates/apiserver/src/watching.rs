@@ -50,7 +50,7 @@ pub(crate) fn answer(call: &mut Call) -> Result<Response, Status> {
         .timeout_seconds
         .filter(|s| *s > 0)
         .unwrap_or_else(|| rand::rng().random_range(shortest..2 * shortest));
-    // A time beyond what the clock can say is as good as none.
+    // A time beyond the clock's range counts as none.
     let deadline = Instant::now() + Duration::from_secs(seconds.min(u64::from(u32::MAX)));
     let stopping = call.server.stopping();
     let ended = call.server.registry.tables.ended(&call.resource);
@@ -80,7 +80,7 @@ pub(crate) fn answer(call: &mut Call) -> Result<Response, Status> {
     })
 }
 
-/// Ends with the definition of a custom kind: a client that begins anew sees what has become of it.
+/// Ends with the definition of a custom kind: a client that begins anew sees its new state.
 async fn end_of(ended: Option<tokio_util::sync::CancellationToken>) {
     match ended {
         Some(ended) => ended.cancelled().await,

@@ -18,7 +18,7 @@
 //!
 //! The way of an expression: `source` and `lexer` → `parser` with `macros` → `check` → `plan` → `eval` with `functions`.
 //! Beside it, `cost` estimates before and counts while; `schema` turns structural schemas into types and sizes; `library`
-//! has the tables of what environments are made of.
+//! has the tables of the environments' contents.
 
 mod ast;
 mod check;

@@ -1,6 +1,7 @@
 //! One resource of the API, typed.
 //!
-//! The methods and parameters are those of `kube::Api`. The difference is in what is compiled: requests are sent as
+//! The methods and parameters are those of `kube::Api`. The difference is in the compiled code: requests
+//! are sent as
 //! bytes by code that does not depend on the kind, and [`Object`] decodes the response, so that a call adds no
 //! decoder to the crate it stands in.
 

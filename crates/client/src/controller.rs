@@ -30,7 +30,7 @@ pub struct Controller<T: Eq + Hash = ObjectKey> {
     workers: usize,
     scope: Scope,
     queue: Arc<WorkQueue<T>>,
-    /// Become ready when what the controller reads is complete.
+    /// Become ready when the controller's informers are complete.
     synced: Vec<BoxFuture<'static, ()>>,
 }
 

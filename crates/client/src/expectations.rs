@@ -13,7 +13,7 @@ const EXPIRY: Duration = Duration::from_secs(5 * 60);
 
 struct Record {
     creations: i64,
-    /// Names of what was deleted: a deletion counts once, however many events report it.
+    /// Names of deleted objects: a deletion counts once, however many events report it.
     deletions: HashSet<String>,
     since: Instant,
 }
@@ -47,17 +47,17 @@ impl Expectations {
         })
     }
 
-    /// Replaces what is expected for `owner` by `count` creations.
+    /// Replaces the expectations of `owner` by `count` creations.
     pub fn expect_creations(&self, owner: &ObjectKey, count: usize) {
         self.expect(owner, count, []);
     }
 
-    /// Replaces what is expected for `owner` by deletions of these names.
+    /// Replaces the expectations of `owner` by deletions of these names.
     pub fn expect_deletions(&self, owner: &ObjectKey, names: impl IntoIterator<Item = String>) {
         self.expect(owner, 0, names);
     }
 
-    /// Replaces what is expected for `owner` by creations and by deletions of these names.
+    /// Replaces the expectations of `owner` by creations and by deletions of these names.
     pub fn expect(&self, owner: &ObjectKey, creations: usize, deletions: impl IntoIterator<Item = String>) {
         let creations = i64::try_from(creations).unwrap_or(i64::MAX);
         let record = Record { creations, deletions: deletions.into_iter().collect(), since: Instant::now() };

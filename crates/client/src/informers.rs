@@ -17,7 +17,7 @@ pub struct Informers {
     client: Client,
     scope: Scope,
     started: Arc<Mutex<Started>>,
-    /// Ends what subscribes through this value; without it handlers stay as long as the informers.
+    /// Ends subscriptions made through this value; without it handlers stay as long as the informers.
     session: Option<CancellationToken>,
 }
 

@@ -1,6 +1,7 @@
 //! Clients of the API: informers, indexers, workqueues, expectations, events, leader election.
 //!
-//! A component is usually: a [`Scope`] that owns its tasks, [`Informers`] that keep a copy of what it reads,
+//! A component is usually: a [`Scope`] that owns its tasks, [`Informers`] that keep a copy of the objects
+//! it reads,
 //! a [`WorkQueue`] of keys fed by [`Informer::subscribe`], and [`run_workers`] around a reconcile function.
 
 mod api;

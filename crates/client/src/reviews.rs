@@ -38,7 +38,7 @@ impl Default for Lifetimes {
 /// Most cached verdicts. A client that invents more callers only makes the cache forget sooner.
 const MOST: usize = 1024;
 
-/// The SHA-256 of what a verdict is about. Neither tokens nor long lists of groups are kept.
+/// The SHA-256 of a verdict's subject. Neither tokens nor long lists of groups are kept.
 type Key = [u8; 32];
 
 fn key_of(bytes: &[u8]) -> Key {

@@ -95,7 +95,7 @@ impl FeatureGates {
         }
         for (stage, value) in all {
             for gate in GATES.values().filter(|gate| gate.stage == stage) {
-                // A group that is set asks for what there is of it.
+                // A group that is set asks for its known gates.
                 if READ.contains(&gate.name) {
                     gates.set.insert(gate.name, value);
                 }

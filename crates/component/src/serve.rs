@@ -34,7 +34,7 @@ const HANDSHAKE: Duration = Duration::from_secs(10);
 /// No connection is kept longer than this.
 const LONGEST: Duration = Duration::from_secs(600);
 
-/// Why a caller may not have what it asks for.
+/// The reason why a caller is refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Denied {
     /// The caller has no credentials, or false ones.

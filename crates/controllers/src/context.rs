@@ -95,7 +95,7 @@ pub enum Identity {
     Manager,
     /// A service account of this name in `kube-system`.
     ServiceAccount(&'static str),
-    /// The API server, for what upstream's server does itself.
+    /// The API server, for controllers that upstream's server runs itself.
     Server,
 }
 

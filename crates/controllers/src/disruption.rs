@@ -63,7 +63,7 @@ pub(crate) fn start(context: &Context) {
                 wake(old);
             }
         });
-    // A workload that is resized changes what is expected.
+    // A workload that is resized changes the expected number.
     let kit = resized(kit, &workloads.deployments, &budgets, |d| d.spec.as_ref().and_then(|s| s.replicas));
     let kit = resized(kit, &workloads.replica_sets, &budgets, |r| r.spec.as_ref().and_then(|s| s.replicas));
     let kit = resized(kit, &workloads.stateful_sets, &budgets, |s| s.spec.as_ref().and_then(|s| s.replicas));
@@ -142,7 +142,7 @@ impl Workloads {
         Ok(wanted.values().sum())
     }
 
-    /// The UID and size of what an owner is, or of what owns it.
+    /// The UID and size of an owner, or of its own owner.
     fn size(&self, namespace: &str, owner: &OwnerReference) -> Option<(String, i32)> {
         let key = ObjectKey::new(namespace, owner.name.clone());
         let of = |metadata: &ObjectMeta, replicas: Option<i32>| {

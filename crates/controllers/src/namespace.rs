@@ -37,7 +37,7 @@ pub(crate) fn start(context: &Context) {
                 queue.add(ObjectKey::of(&**change.object()));
             }
         })
-        // The last pod to stop is usually what a namespace waits for.
+        // A namespace usually waits for its last pod to stop.
         .watches(&pods, move |change, queue| {
             if let Change::Deleted(pod) = change {
                 let key = ObjectKey::cluster(pod.metadata.namespace.clone().unwrap_or_default());

@@ -1,4 +1,5 @@
-//! Keeps what quotas say is used true: admission counts what comes, this counts anew what has gone.
+//! Keeps the usage of quotas correct: admission counts new objects, this controller recounts after
+//! deletions.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -11,7 +11,7 @@ pub type ContainerEvents = BoxStream<'static, ContainerEventResponse>;
 
 /// Sandboxes and containers.
 ///
-/// Every call is idempotent in the way CRI asks: stopping what has stopped and removing what is gone
+/// Every call is idempotent in the way CRI asks: stopping a stopped object and removing a missing one
 /// succeed. Reads never block on a running start, stop or removal of another container.
 #[async_trait]
 pub trait RuntimeService: Send + Sync + 'static {
@@ -63,7 +63,7 @@ pub trait RuntimeService: Send + Sync + 'static {
     ) -> Result<ListPodSandboxStatsResponse> {
         Err(Error::unimplemented("ListPodSandboxStats"))
     }
-    /// The names of what [`RuntimeService::list_pod_sandbox_metrics`] answers.
+    /// The names of the metrics of [`RuntimeService::list_pod_sandbox_metrics`].
     async fn list_metric_descriptors(
         &self,
         _request: ListMetricDescriptorsRequest,

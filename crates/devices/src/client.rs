@@ -95,7 +95,7 @@ impl DevicePlugin {
         Ok(DeviceUpdates(stream.into_inner()))
     }
 
-    /// Answers with what one container needs to use the devices.
+    /// Allocates devices. The response has the settings with which one container uses them.
     pub async fn allocate(&self, devices: Vec<String>) -> Result<AllocateResponse, CallError> {
         let request =
             AllocateRequest { container_requests: vec![ContainerAllocateRequest { devices_ids: devices }] };

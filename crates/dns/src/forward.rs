@@ -275,7 +275,7 @@ impl Forwarder {
     }
 }
 
-/// A reply without what is only between us and the resolver.
+/// A reply without the parts that are only between us and the resolver.
 fn response_of(message: Message) -> Response {
     let keep = |mut records: Vec<hickory_proto::rr::Record>| {
         records.retain(|record| !matches!(record.record_type(), RecordType::TSIG | RecordType::SIG));

@@ -132,7 +132,7 @@ fn restore_class(bytes: &mut [u8], name: &Name, class: DNSClass) {
     }
 }
 
-/// A response, but for what it repeats of the query.
+/// A response, without the parts that it repeats from the query.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Response {
     pub code: ResponseCode,

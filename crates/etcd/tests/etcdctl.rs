@@ -255,7 +255,7 @@ async fn snapshots_are_real_databases() {
     etcd.ok(&["snapshot", "save", path]).await;
     let status = etcd.json(&["snapshot", "status", path]).await;
     assert_eq!(status["revision"], 1200);
-    // The keys, and what else the database holds about itself.
+    // The keys, and the other entries of the database about itself.
     assert_eq!(status["totalKey"], 803);
     let restored = etcd.dir.path().join("restored");
     etcd.ok(&["snapshot", "restore", path, "--data-dir", restored.to_str().unwrap()]).await;

@@ -164,7 +164,7 @@ impl Alone {
         scope.shutdown().await;
         match failed {
             Some(error) => Err(error),
-            // As upstream: a process that lost its lease starts anew, with nothing left of what it knew.
+            // As upstream: a process that lost its lease starts anew, with none of its state left.
             None if lost => Err("leader election lost".into()),
             None => Ok(()),
         }

@@ -282,7 +282,7 @@ pub struct LocalApi {
 }
 
 impl LocalApi {
-    /// The same for what works while it leads: nothing is written after the leadership.
+    /// The same for the clients of a leader: nothing is written after the leadership.
     pub fn fenced(&self, fence: Fence) -> Self {
         Self { guard: Some(Arc::new(move || fence.is_open())), ..self.clone() }
     }
@@ -329,7 +329,7 @@ impl LocalApi {
     }
 }
 
-/// A running API server and what others need to reach it.
+/// A running API server and the access to it for others.
 pub struct ApiServerHandle {
     pub server: Arc<ApiServer>,
     pub pki: ClusterPki,
@@ -350,7 +350,8 @@ pub struct Place {
     pub address: IpAddr,
     /// Where it listens unless the options say it.
     pub listen: Vec<IpAddr>,
-    /// A whole cluster has nobody else's components, so that writers of what nothing acts on are warned.
+    /// A whole cluster has nobody else's components, so that writers of kinds on which nothing acts get a
+    /// warning.
     pub whole: bool,
     /// The cluster's domain, in which the server has a name.
     pub domain: String,
@@ -509,7 +510,7 @@ impl ApiServerHandle {
         Ok(running)
     }
 
-    /// Kubelets ask this server what their callers may do; its own identity is one of them.
+    /// Kubelets ask this server for the rights of their callers; its own identity is one of them.
     async fn let_into_kubelets(&self) -> Result<(), BoxError> {
         let bindings = ferrite_client::Api::all(self.client("system:apiserver", &["system:masters"]));
         let subject = ferrite_json::json!({"kind": "User", "name": KUBELET_CLIENT});

@@ -121,7 +121,7 @@ enum Command {
     /// Explain which node a pod gets and why: the plugin that rejects each node, every score, and the
     /// changes that would help.
     ExplainSchedule(ExplainSchedule),
-    /// Show what the data path does with a pod, a Service or a name, read back from the kernel.
+    /// Show the data path of a pod, a Service or a name, read back from the kernel.
     Network(NetworkCommand),
     /// Run the container runtime alone, for crictl and for any kubelet.
     Runtime(RuntimeAlone),

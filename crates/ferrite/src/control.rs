@@ -144,7 +144,7 @@ impl Control {
     }
 }
 
-/// Drives `work` for as long as somebody reads what it says.
+/// Drives `work` for as long as somebody reads its output.
 fn async_stream<T>(
     work: impl Future<Output = ()> + Send + 'static,
     mut next: impl FnMut(&mut std::task::Context<'_>) -> std::task::Poll<Option<T>> + Send + 'static,

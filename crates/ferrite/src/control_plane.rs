@@ -1,7 +1,7 @@
 //! Controllers and scheduler beside an API server.
 //!
-//! On a store of this process nobody else can lead. Elsewhere each of the two works while it holds its lease, and what
-//! it started ends with the lease; the server serves on and takes part in the next election.
+//! On a store of this process nobody else can lead. Elsewhere each of the two works while it holds its
+//! lease, and its tasks end with the lease; the server serves on and takes part in the next election.
 
 use crate::apiserver::{ApiServerHandle, BoxError, LocalApi};
 use crate::paths::Paths;

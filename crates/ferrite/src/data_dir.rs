@@ -1,6 +1,6 @@
 //! The directory of a cluster: a mark that it is ours, and a lock of the process that uses it.
 //!
-//! `down` runs as root and removes what it finds. It must never remove a directory because somebody named it: the
+//! `down` runs as root and removes files. It must never remove a directory because somebody named it: the
 //! mark is made when a cluster is first started there, only in a directory that holds nothing of anybody else.
 
 use crate::paths::Paths;
@@ -154,8 +154,8 @@ impl DataDirectory {
         Found { dir, path }.lock()
     }
 
-    /// Removes what a cluster made: data, sockets and configuration. Everything else stays, and so do directories that
-    /// hold something else.
+    /// Removes the things that a cluster made: data, sockets and configuration. Everything else stays, and
+    /// so do directories that hold something else.
     pub fn remove(self, paths: &Paths) -> Result<(), DataDirError> {
         remove_known(&paths.run, RUN_NAMES)?;
         remove_known(&paths.config, CONFIG_NAMES)?;

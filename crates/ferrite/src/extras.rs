@@ -50,7 +50,7 @@ impl ExtraOptions {
         if self.has(Extra::Ingress) { &["ingresses", "ingressclasses"] } else { &[] }
     }
 
-    /// Starts what was asked for. Answers where the ingress controller listens.
+    /// Starts the requested extras. Returns the addresses of the ingress controller.
     pub async fn start(
         &self,
         doors: &[IpAddr],
@@ -116,7 +116,8 @@ async fn ensure_objects(api: &ApiServerHandle) -> Result<(), BoxError> {
     Ok(written.map(drop).map_err(|e| format!("cannot set up the ingress controller: {}", message_of(&e)))?)
 }
 
-/// The Secrets that Ingresses name are read with this identity, and with no other; the rest is what it writes.
+/// The Secrets that Ingresses name are read with this identity, and with no other; the other rules are for
+/// its writes.
 fn role() -> Value {
     json!({
         "metadata": {"name": ROLE},

@@ -27,7 +27,7 @@ use std::time::Duration;
 /// Time limit of the cluster's name server.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Show what the data path does with a pod, a Service or a name, and why.
+/// Show the data path of a pod, a Service or a name, and the reasons.
 #[derive(Debug, clap::Args)]
 pub struct NetworkCommand {
     #[command(flatten)]

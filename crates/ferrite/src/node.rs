@@ -74,8 +74,8 @@ impl CniOptions {
     }
 }
 
-/// Takes back what networks gave to pods that are gone: a process that is killed between the pod's end and the network's
-/// leaves it behind. Before the first pod comes.
+/// Releases network resources of pods that are gone: a process that is killed between the pod's end and the
+/// network's leaves them behind. Before the first pod comes.
 pub async fn collect_garbage(runtime: &Runtime, plugins: Option<&CniNetwork>, bridge: Option<&Bridge>) {
     let collected = async {
         let listed =

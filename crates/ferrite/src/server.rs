@@ -151,7 +151,7 @@ impl AgentSettings {
         address.filter(|address| address.is_ipv4() && !self.no_dns)
     }
 
-    /// Publishes what agents need, and follows them. Answers what routes are to be removed at the end.
+    /// Publishes the settings for agents, and follows them. Returns the routes to remove at the end.
     async fn start(
         &self,
         paths: &Paths,

@@ -77,7 +77,7 @@ impl State {
         }
     }
 
-    /// Remembers which file has our context, and what was current before the first start.
+    /// Remembers the file with our context, and the context that was current before the first start.
     pub fn remember_kubeconfig(&mut self, paths: &Paths, file: PathBuf, before: Option<String>) {
         let earlier = Self::load(paths).filter(|s| s.kubeconfig.as_ref() == Some(&file));
         self.previous_context = before.or_else(|| earlier.and_then(|s| s.previous_context));

@@ -40,7 +40,7 @@ pub struct StorageOptions {
     pub etcd_listen: Option<SocketAddr>,
 }
 
-/// The store, and what serves it to etcd's tools.
+/// The store, and its service for etcd's tools.
 #[derive(Debug)]
 pub struct Storage {
     pub store: Arc<Store>,

@@ -205,7 +205,7 @@ fn dns(name: &str) -> Result<ExitCode, BoxError> {
 fn eat(mebibytes: usize) {
     let mut kept: Vec<Vec<u8>> = Vec::new();
     for number in 0..mebibytes {
-        // Written, not only reserved: the kernel counts what was touched.
+        // Written, not only reserved: the kernel counts touched pages.
         kept.push(vec![u8::try_from(number % 251).unwrap_or(1).max(1); 1 << 20]);
     }
     println!("holding {} MiB", kept.len());

@@ -149,7 +149,7 @@ pub fn create_private(paths: &Paths) -> Result<(), BoxError> {
     Ok(())
 }
 
-/// Starts the same command in a session of its own and shows what it says until it is ready.
+/// Starts the same command in a session of its own and shows its output until it is ready.
 fn detach(paths: &Paths) -> Result<ExitCode, BoxError> {
     // The log is in it. The process in the background claims the directory again and keeps it.
     drop(DataDirectory::claim(paths)?);

@@ -4,7 +4,7 @@ use http::header::{CONNECTION, CONTENT_LENGTH, EXPECT, HOST, TE, TRANSFER_ENCODI
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri, Version};
 use std::net::SocketAddr;
 
-/// The name under which the proxy marks what it forwards, so that it notices its own requests.
+/// The name with which the proxy marks forwarded requests, so that it notices its own.
 const OWN_NAME: &str = "1.1 ferrite-ingress";
 
 /// Headers that concern one connection only (RFC 9110, 7.6.1), with those that never were of use beyond it.

@@ -26,7 +26,7 @@ pub struct Limits {
     pub response: Duration,
     /// The next piece of an answer's body.
     pub response_body: Duration,
-    /// A client that takes nothing of what is written to it.
+    /// Time limit for a client that does not read.
     pub write: Duration,
     /// A WebSocket on which nothing is said.
     pub tunnel: Duration,

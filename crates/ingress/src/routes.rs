@@ -62,7 +62,7 @@ struct PrefixRule {
 /// The whole table.
 #[derive(Debug, Default)]
 pub struct Routes {
-    /// By host; a wildcard by what follows `*.`; rules without a host by the empty name.
+    /// By host; a wildcard by the name after `*.`; rules without a host by the empty name.
     exact: HashMap<Box<str>, HostRules>,
     wildcard: HashMap<Box<str>, HostRules>,
     any: HostRules,

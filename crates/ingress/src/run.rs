@@ -322,7 +322,7 @@ impl Follower {
         findings
     }
 
-    /// Tells authors what is not done, once.
+    /// Reports findings to the authors of Ingresses, once.
     fn report(&mut self, findings: Vec<Finding>, all: bool) {
         let current: HashSet<(ObjectKey, String)> =
             findings.iter().map(|finding| (finding.ingress.clone(), finding.message.clone())).collect();

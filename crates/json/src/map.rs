@@ -244,7 +244,7 @@ enum Either<F, M> {
     Many(M),
 }
 
-/// Gives an iterator over members what both layouts have.
+/// Implements the common part of both layouts' iterators.
 macro_rules! iterator {
     ($(#[$doc:meta])* $name:ident $(<$life:lifetime>)?, $few:ty, $many:ty, $item:ty, $member:pat => $pair:expr) => {
         $(#[$doc])*

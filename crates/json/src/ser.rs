@@ -10,7 +10,7 @@ pub fn to_value<T: Serialize>(value: T) -> Result<Value, Error> {
     value.serialize(Builder)
 }
 
-/// Builds the value of what is serialised.
+/// Builds a value from serialised data.
 struct Builder;
 
 /// Serializer methods for types that convert directly to a value.

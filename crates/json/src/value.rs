@@ -144,7 +144,7 @@ impl Value {
     pub fn count_within(&self, levels: usize) -> Option<usize> {
         let below = |sum: usize, value: &Self| {
             let levels = levels.checked_sub(1)?;
-            // Scalars are most of what there is; they need no call of their own.
+            // Most values are scalars; they need no call of their own.
             match value {
                 Self::Array(_) | Self::Object(_) => Some(sum + value.count_within(levels)?),
                 _ => Some(sum + 1),
@@ -515,7 +515,7 @@ macro_rules! integers {
 
 integers!(i8 i16 i32 i64 isize u8 u16 u32 u64 usize);
 
-/// Values compare with what they may hold, on either side.
+/// Values compare with the types that they may hold, on either side.
 macro_rules! equal {
     ($($type:ty: $this:ident, $other:ident => $same:expr;)+) => {$(
         impl PartialEq<$type> for Value {

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 const V1_CONTROLLERS: [&str; 8] =
     ["cpu", "cpuacct", "cpuset", "memory", "pids", "hugetlb", "blkio", "freezer"];
 
-/// Pods that ask for nothing get what is left over: the least the kernel knows, for them and their class.
+/// Shares of pods without requests: the least that the kernel allows, for them and their class.
 const BEST_EFFORT_SHARES: i64 = 2;
 
 /// The cgroup file system of this machine, and where pods live in it.
@@ -34,7 +34,7 @@ enum Layout {
 }
 
 impl Cgroups {
-    /// Looks at what is mounted below `mount` (`/sys/fs/cgroup`).
+    /// Detects the hierarchies mounted below `mount` (`/sys/fs/cgroup`).
     pub(crate) fn discover(mount: &Path, root: &str) -> Self {
         let layout = if mount.join("cgroup.controllers").exists() {
             Layout::V2(mount.to_path_buf())
@@ -208,7 +208,7 @@ impl Cgroups {
         }
     }
 
-    /// Removes the pod's cgroup with what is below it. Processes in it were ended before.
+    /// Removes the pod's cgroup with all groups below it. Processes in it were ended before.
     pub(crate) fn remove_pod(&self, uid: &str) -> io::Result<()> {
         for qos in [QosClass::Guaranteed, QosClass::Burstable, QosClass::BestEffort] {
             let path = self.directory(qos, uid);

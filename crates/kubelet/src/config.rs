@@ -99,7 +99,7 @@ pub struct Config {
     /// Where pods reach the API server when there is no Service `default/kubernetes` yet: the Service's
     /// address and port.
     pub api_server: Option<(IpAddr, u16)>,
-    /// Reserved for the system, taken off what pods may use.
+    /// Reserved for the system, subtracted from the pods' share.
     pub reserved_cpu_milli: i64,
     pub reserved_memory: i64,
     /// Pods are evicted below this much free memory (upstream's hard eviction threshold), so it is not

@@ -66,7 +66,7 @@ pub struct Kubelet {
 }
 
 impl Kubelet {
-    /// Starts the node agent: registers the node, adopts what the runtime has, cleans up after pods that are
+    /// Starts the node agent: registers the node, adopts the runtime's pods, cleans up after pods that are
     /// gone, and begins to run the pods bound to this node.
     ///
     /// Returns once the kubelet API listens (when it is configured); the rest goes on in `scope`, as soon as

@@ -62,7 +62,7 @@ unsafe impl GlobalAlloc for Allocator {
     }
 }
 
-/// Gives back what is free to the system. Worth a call when a burst of work is over.
+/// Returns free memory to the system. Worth a call when a burst of work is over.
 pub fn give_back() {
     // SAFETY: empty pages are released; allocated memory stays where it is.
     unsafe { mi::mi_collect(true) };

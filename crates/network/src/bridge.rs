@@ -40,7 +40,7 @@ pub struct BridgeConfig {
     pub cluster_cidr: Cidr,
     /// The range of all services, where there are any.
     pub service_cidr: Option<Cidr>,
-    /// A directory for reservations and the record of what was made. Must survive reboots.
+    /// A directory for reservations and the record of the network. Must survive reboots.
     pub state: PathBuf,
     /// The MTU of the bridge and the pods' interfaces.
     pub mtu: u32,
@@ -230,7 +230,7 @@ impl Bridge {
     }
 
     /// Gives the node another address on the bridge, for a server of the node that pods reach by it. It goes with the
-    /// bridge. Its scope is this host: the node never uses it as the source of what it sends elsewhere.
+    /// bridge. Its scope is this host: the node never uses it as the source of packets to other hosts.
     pub async fn add_node_address(&self, address: Ipv4Addr) -> Result<(), NetworkError> {
         self.check_open()?;
         let config = Ipv4Address::new(self.config.name.as_str(), address, 32).scope(Scope::Host);
@@ -327,7 +327,7 @@ impl Bridge {
         }
     }
 
-    /// Looks at what pods of an earlier process send, where nobody does yet.
+    /// Adds missing filters for pods of an earlier process.
     async fn guard_senders(&self) -> Result<(), NetworkError> {
         port_filter::prepare(&self.host, &self.config.name).await?;
         let guarded = port_filter::guarded(&self.host, &self.config.name).await?;
@@ -635,7 +635,7 @@ fn path_of(host: &Netns) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", host.as_fd().as_raw_fd()))
 }
 
-/// Takes away what the network made and restores forwarding.
+/// Removes everything that the network made and restores forwarding.
 async fn undo(
     host: &Netns,
     conn: &Connection<Route>,

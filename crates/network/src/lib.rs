@@ -31,7 +31,7 @@ pub use routes::{Changes, Encapsulation, Peer, Router, RouterConfig, VXLAN_OVERH
 pub use rules::policy_table;
 pub use segment::{Segment, remove_port, set_port};
 
-/// The pod a sandbox belongs to, and what it asks of the network.
+/// The pod of a sandbox, and its requests to the network.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PodRef {
     pub namespace: String,
@@ -68,8 +68,8 @@ pub trait PodNetwork: Send + Sync {
     /// the work and answers with the same addresses.
     async fn attach(&self, sandbox: &str, netns: &Path, pod: &PodRef) -> Result<Attachment, NetworkError>;
 
-    /// Takes back what [`attach`](Self::attach) gave. Succeeds for a sandbox that was never attached and
-    /// when the namespace is gone already.
+    /// Undoes [`attach`](Self::attach). Succeeds for a sandbox that was never attached and when the
+    /// namespace is gone already.
     async fn detach(&self, sandbox: &str, netns: &Path) -> Result<(), NetworkError>;
 
     /// Checks that pods can be attached now; the error text says why not, for the node's `NetworkReady`
@@ -95,7 +95,7 @@ pub enum NetworkError {
         #[source]
         source: Box<ferrite_nft::KernelError>,
     },
-    /// A network of plugins did not do what it was asked.
+    /// A network of plugins failed.
     #[error(transparent)]
     Cni(Box<cni::CniError>),
     /// The guard of the network did not take a pod.

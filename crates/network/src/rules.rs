@@ -40,7 +40,7 @@ pub(crate) async fn add_routes(conn: &Connection<Route>, record: &Record) -> Res
     Ok(())
 }
 
-/// The routing table for what this node's own processes send to Services.
+/// The routing table for packets of this node's own processes to Services.
 const SERVICE_TABLE: u32 = 26_213;
 /// Before the rule for the main table.
 const SERVICE_RULE_PRIORITY: u32 = 32_000;
@@ -161,7 +161,7 @@ pub(crate) async fn add_isolation(
     transaction.add_rule(inward().drop()).commit(&conn).await.map_err(fail())
 }
 
-/// Drops what would pass between a segment of nodes and any link but the pod bridge.
+/// Drops packets between a segment of nodes and any link but the pod bridge.
 pub(crate) async fn add_segment_isolation(
     host: &Netns,
     segment: &str,
@@ -209,7 +209,8 @@ fn mark(bridge: &str) -> String {
     format!("{PREFIX}{bridge}")
 }
 
-/// Lets packets from and to pods pass chains of others that drop what no rule accepts, as hosts with docker have them:
+/// Lets packets from and to pods pass chains of others that drop by default, as hosts with docker have
+/// them:
 /// an accept in a table of ours would not count there. The rules come last, so that whatever such a chain drops
 /// on purpose stays dropped. May be repeated. Rules of the older iptables are out of reach.
 pub(crate) async fn open_forward(host: &Netns, bridge: &str, cluster: Cidr) -> Result<(), NetworkError> {

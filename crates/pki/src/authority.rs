@@ -1,4 +1,4 @@
-//! An authority and what it issues.
+//! An authority and the certificates that it issues.
 
 use crate::files::PkiError;
 use rcgen::{

@@ -298,7 +298,7 @@ impl<'a> Parsed<'a> {
         is_authority && self.says.signs != Some(false)
     }
 
-    /// Checks what this issuer says of the chain below it: how long it may be, and for which names. Constraints on
+    /// Checks this issuer's constraints on the chain below it: its length, and its names. Constraints on
     /// names are not evaluated: they refuse every certificate below that has such names.
     fn constrains(&self, below: &[&Parsed<'_>]) -> Result<(), ClientCertificateError> {
         let intermediates = below.len().saturating_sub(1);

@@ -34,7 +34,8 @@ pub type SharedKeys = BTreeMap<String, String>;
 const SHARED: [&str; 6] =
     ["sa.key", "sa.pub", "front-proxy-ca.key", "front-proxy-ca.crt", "ca.key", "ca.crt"];
 
-/// The cluster's certificates on disk. Opening makes what is missing and renews what is about to expire.
+/// The cluster's certificates on disk. Opening makes missing ones and renews those that are about to
+/// expire.
 pub struct ClusterPki {
     dir: PathBuf,
     ca: Authority,

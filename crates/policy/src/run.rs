@@ -356,7 +356,7 @@ impl Worker {
         }
     }
 
-    /// Takes what the informers have heard.
+    /// Takes over the changes of the informers.
     fn learn(&mut self) {
         let pending = self.shared.take();
         self.must_rebuild |= pending.rebuild;

@@ -1,4 +1,4 @@
-//! From what the table has and what it should have to one transaction. No I/O.
+//! Computes one transaction from the present and the desired table. No I/O.
 //!
 //! A change of one service port costs elements in proportion to the change: an endpoint that comes or goes moves at
 //! most one other endpoint to another index, and no rule is written unless a class appears for the first time.
@@ -112,7 +112,7 @@ impl Programmed {
         self.ports.range(first..).map(|(name, _)| name).take_while(own).cloned().collect()
     }
 
-    /// Notes what a service port needs; nothing if it is gone.
+    /// Records the needs of a service port; `None` if it is gone.
     pub fn update(&mut self, name: &ServicePortName, desired: Option<DesiredPort>) {
         let before = self.ports.remove(name);
         let Some(desired) = desired else {

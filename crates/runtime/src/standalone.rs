@@ -242,7 +242,7 @@ impl Task {
             .map_err(|error| Error::internal(format!("the container's file system: {error}")))
     }
 
-    /// The processes of the container and of what was run in it, as the host counts.
+    /// The processes of the container and of its execs, as the host counts.
     pub fn processes(&self) -> Vec<i32> {
         let Ok(layout) = Layout::detect() else { return Vec::new() };
         let mut all = layout.processes(&self.cgroup);

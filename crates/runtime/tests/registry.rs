@@ -77,7 +77,7 @@ async fn pull_by_tag_and_digest() {
         .await
         .unwrap();
     assert!(!seen.lock().unwrap().iter().any(|e| matches!(e, ProgressEvent::Downloading { .. })));
-    // By digest what is here is right by definition; the registry is not even asked.
+    // By digest a local image is right by definition; the registry is not even asked.
     drop(registry);
     assert_eq!(pull(&store, &by_digest, Auth::Anonymous).await.unwrap().id, image.id());
     let gone = pull(&store, &name, Auth::Anonymous).await.unwrap_err();

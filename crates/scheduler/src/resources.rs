@@ -128,8 +128,8 @@ fn held(status: &ContainerStatus) -> Option<Resources> {
     Some(held)
 }
 
-/// A container's requests. While a resize is under way the larger of what it asks for and what it holds counts; one that
-/// will never happen does not count.
+/// A container's requests. While a resize is in progress the larger of the requested and the present amount
+/// counts; one that will never happen does not count.
 fn container_requests(container: &Container, status: Option<&PodStatus>) -> Resources {
     let asked = Resources::from_list(container.resources.as_ref().and_then(|r| r.requests.as_ref()));
     let Some(status) = status else { return asked };

@@ -1,4 +1,4 @@
-//! The store beside what it could have been built on, and beside etcd, in one run on one machine.
+//! The store beside alternative engines, and beside etcd, in one run on one machine.
 //!
 //! `cargo bench -p ferrite-store` prints a table. Parts can be chosen: `-- writes reads watch open
 //! endless`. `FERRITE_BENCH_UPDATES` sets the number of updates of the `endless` part, by default a
@@ -366,7 +366,7 @@ fn memory() -> u64 {
     line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
 }
 
-/// In a process of its own, so that what it takes is the store's.
+/// In a process of its own, so that its memory is the store's.
 fn open_and_tell(dir: &Path) {
     let before = memory();
     let begun = Instant::now();
@@ -414,7 +414,7 @@ fn on_disk(path: &Path) -> u64 {
     std::fs::read_dir(path).unwrap().flatten().filter_map(|e| Some(e.metadata().ok()?.len())).sum()
 }
 
-/// Durable updates to the same ten thousand keys, and what they leave on disk as time goes by.
+/// Durable updates to the same ten thousand keys, and their size on disk as time goes by.
 async fn endless() {
     const KEYS: u64 = 10_000;
     const WRITERS: u64 = 50;

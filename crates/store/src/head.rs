@@ -22,7 +22,7 @@ pub(crate) struct State {
 /// The effect of a transaction on the state. Its changes are kept in the list shared by the batch.
 #[derive(Debug)]
 pub(crate) struct Applied {
-    /// None when nothing changed: the caller only waits for what it has seen to become durable.
+    /// None when nothing changed: the caller only waits until the state that it has seen is durable.
     pub record: Option<Record>,
     pub outcome: Outcome,
     pub durability: Durability,
@@ -60,7 +60,7 @@ impl Draft {
         self.next
     }
 
-    /// The revision of the store after what was done so far.
+    /// The revision of the store after the operations so far.
     pub fn revision(&self) -> Revision {
         if self.changes.len() == self.first { self.state.revision } else { self.next }
     }
@@ -78,7 +78,7 @@ impl Draft {
         range_of(&self.state.map, start, end)
     }
 
-    /// The state with what was done so far.
+    /// The state after the operations so far.
     pub fn snapshot(&self) -> Snapshot {
         Snapshot { map: self.state.map.clone(), revision: self.revision() }
     }
@@ -118,7 +118,7 @@ impl Draft {
         entry
     }
 
-    /// Deletes a key and answers what it held. Deleting what is not there changes nothing.
+    /// Deletes a key and returns its entry. Deleting a missing key changes nothing.
     pub fn delete(&mut self, key: &Key) -> Option<Arc<Entry>> {
         let previous = self.state.map.remove(key.as_bytes())?;
         self.state.leases.reattach(key, Some(&previous), None);

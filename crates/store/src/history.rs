@@ -19,7 +19,7 @@ pub struct Change {
 impl Change {
     fn cost(&self) -> usize {
         // A value replaced by a later change is kept alive by the history alone, so each change is charged
-        // for what it replaced; the rest is bookkeeping.
+        // for the replaced value; the rest is bookkeeping.
         128 + self.key.as_bytes().len() + self.previous.as_ref().map_or(0, |e| e.value.len() + 96)
     }
 }

@@ -19,7 +19,7 @@ use std::time::Instant;
 use tokio::sync::{Notify, oneshot, watch};
 
 /// The outcome of a transaction, and an entry for its caller to free: one that the history dropped in
-/// exchange. One thread that frees what many others have allocated is slow and blocks them.
+/// exchange. One thread that frees the memory of many others is slow and blocks them.
 pub(crate) type Answer = (Result<Outcome, StoreError>, Option<Arc<Entry>>);
 
 /// Receives the outcome of a transaction. The caller may have gone away; the transaction is applied all the
@@ -37,7 +37,7 @@ pub(crate) struct Published {
     pub epoch: u64,
 }
 
-/// Everything numbered, and what is to become of it.
+/// The newest state, and the batch that the writer takes next.
 #[derive(Debug)]
 pub(crate) struct Head {
     pub state: State,
@@ -305,8 +305,8 @@ impl Shared {
     }
 }
 
-/// The head, held. Letting go of it wakes the writer where there is something to do, and numbers what has come in
-/// meanwhile.
+/// The head, locked. Unlocking wakes the writer where there is something to do, and numbers transactions
+/// that have come in meanwhile.
 pub(crate) struct HeadGuard<'a> {
     shared: &'a Shared,
     /// Always there but while it is being given up.

@@ -41,7 +41,7 @@ pub enum StoreError {
     /// Writing failed in a way that can pass (no space): nothing of this transaction happened.
     #[error("the change could not be written: {0}")]
     Write(String),
-    /// The disk did not confirm what was written. The store takes no more changes until it is opened anew.
+    /// The disk did not confirm a write. The store takes no more changes until it is opened anew.
     #[error("the store has stopped taking changes: {0}")]
     Failed(String),
     #[error("the store is closed")]
@@ -90,7 +90,7 @@ enum Engine {
     Remote(Box<dyn Remote>),
 }
 
-/// A handle to the store. Dropping the last one writes what is pending and closes it.
+/// A handle to the store. Dropping the last one writes pending changes and closes it.
 #[derive(Debug)]
 pub struct Store {
     pub(crate) shared: Arc<Shared>,
@@ -121,7 +121,7 @@ impl Store {
         Self::start(log::Recovered::empty(limits), None)
     }
 
-    /// Opens or creates the store in the directory `path` and recovers what it holds.
+    /// Opens or creates the store in the directory `path` and recovers its contents.
     pub fn open(path: &Path, options: LogOptions, limits: HistoryLimits) -> Result<Self, OpenError> {
         let (log, recovered) = Log::open(path, options, limits)?;
         Ok(Self::start(recovered, Some(log)))
@@ -199,9 +199,10 @@ impl Store {
         told(answer).await
     }
 
-    /// Lets `make` read the newest state and write to it as one transaction, whatever its conditions are. `size`
-    /// is about what it will write. Answers what `make` did, once it is durable, and the store's revision after
-    /// it. An error of `make` leaves everything as it was. Only for a store of this process.
+    /// Lets `make` read the newest state and write to it as one transaction, whatever its conditions are.
+    /// `size` is about the size of its writes. Returns the result of `make`, once it is durable, and the
+    /// store's revision after it. An error of `make` leaves everything as it was. Only for a store of this
+    /// process.
     pub async fn transact<T, E: From<StoreError>>(
         &self,
         size: usize,
@@ -338,7 +339,7 @@ impl Store {
     }
 
     /// Waits until readers see everything anybody was acknowledged before the call: every [`Self::snapshot`] and
-    /// every watch from then on has it. Costs what [`Self::latest`] costs.
+    /// every watch from then on has it. Costs as much as [`Self::latest`].
     pub async fn catch_up(&self) -> Result<(), StoreError> {
         match &self.engine {
             Engine::Local { .. } => Ok(()),
@@ -459,7 +460,7 @@ impl Store {
         Ok(())
     }
 
-    /// Writes a checkpoint now, while commits go on, and removes what it makes superfluous.
+    /// Writes a checkpoint now, while commits go on, and removes the files that it makes superfluous.
     pub async fn checkpoint(&self) -> Result<(), StoreError> {
         let (done, answer) = oneshot::channel();
         {
@@ -488,7 +489,7 @@ impl Store {
     }
 }
 
-/// Waits for what became of a transaction.
+/// Waits for the outcome of a transaction.
 async fn told(answer: oneshot::Receiver<Answer>) -> Result<Outcome, StoreError> {
     let Ok((outcome, past)) = answer.await else { return Err(StoreError::Closed) };
     drop(past);

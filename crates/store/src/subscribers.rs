@@ -81,7 +81,7 @@ impl Mailbox {
         *self.waiting() = Waiting { lost: true, ..Waiting::default() };
     }
 
-    /// Takes what waits. None when something is missing, which is so until the mailbox is cleared.
+    /// Takes the waiting changes. None when something is missing, which is so until the mailbox is cleared.
     pub fn take(&self) -> Option<Vec<Arc<[Change]>>> {
         let mut waiting = self.waiting();
         if waiting.lost {
@@ -232,7 +232,8 @@ impl Subscribers {
         woken
     }
 
-    /// Starts anew at `revision`, of which nobody has heard: everybody reads the history, and finds what has become of it.
+    /// Starts anew at `revision`, which no subscriber has seen: all of them read the history, and find its
+    /// new state.
     pub fn reset(&mut self, revision: Revision) {
         self.dispatched = revision;
         self.all().iter().for_each(|mailbox| mailbox.lose());

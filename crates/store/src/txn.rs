@@ -129,7 +129,7 @@ pub enum Outcome {
     /// The operations are durable. `revision` is the store's revision after them: unchanged when nothing
     /// changed (deletes of absent keys).
     Committed { revision: Revision },
-    /// A condition did not hold. `current` is what the key of the first such condition holds.
+    /// A condition did not hold. `current` is the entry of the first such condition's key.
     Conflict { revision: Revision, current: Option<Arc<Entry>> },
 }
 

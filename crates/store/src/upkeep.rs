@@ -77,7 +77,7 @@ fn read(dir: &Path) -> Result<Recovered, UpkeepError> {
     }
 }
 
-/// Reads everything, verifies every checksum and reports what there is.
+/// Reads everything, verifies every checksum and reports the contents.
 pub fn inspect(dir: &Path) -> Result<Report, UpkeepError> {
     let recovered = read(dir)?;
     let mut by_prefix: BTreeMap<String, (usize, u64)> = BTreeMap::new();
@@ -150,7 +150,7 @@ fn two_parts(key: &[u8]) -> String {
     key[..end].to_owned()
 }
 
-/// Saves what the store in `dir` holds to the file `to`, which appears whole or not at all.
+/// Saves the contents of the store in `dir` to the file `to`, which appears whole or not at all.
 pub fn save(dir: &Path, to: &Path) -> Result<SnapshotInfo, UpkeepError> {
     let Recovered { map, revision, leases, .. } = read(dir)?;
     write_snapshot(&Contents { snapshot: Snapshot { map, revision }, leases }, to)

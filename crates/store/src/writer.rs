@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 /// More than this is not held back for company.
 const MOST_HELD: usize = 64;
 
-/// Takes all that is pending, makes it durable with one synchronisation, publishes it, answers. Between batches it
-/// writes what was deferred when its time has come, and lets history grow old.
+/// Takes all that is pending, makes it durable with one synchronisation, publishes it, answers. Between
+/// batches it writes deferred records when their time has come, and trims the history.
 pub(crate) fn write_loop(shared: &Shared, mut log: Option<Log>) {
     let mut history_ends: Option<Instant> = None;
     let mut batch = Batch::new(log.is_some());

@@ -128,7 +128,7 @@ impl Connection {
         }
     }
 
-    /// Waits until the job is over; answers its unit and what became of it.
+    /// Waits until the job is over; returns its unit and its result.
     pub fn job(&mut self, path: &str) -> Result<(String, String), CallError> {
         loop {
             let kept = self.signals.pop();

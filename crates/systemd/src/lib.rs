@@ -1,8 +1,8 @@
 //! systemd as the manager of control groups.
 //!
 //! On a machine where systemd owns the control groups, a pod is a slice and a container is a scope below it:
-//! units that systemd makes when it is asked to over D-Bus. [`Slice`] knows names and paths, [`Limits`] what a
-//! unit is limited to in systemd's words, [`Manager`] the calls. Everything here waits: call it where waiting
+//! units that systemd makes when it is asked to over D-Bus. [`Slice`] knows names and paths, [`Limits`] the
+//! limits of a unit in systemd's words, [`Manager`] the calls. Everything here waits: call it where waiting
 //! is allowed.
 
 mod connection;

@@ -54,7 +54,7 @@ impl Limits {
         if let Some(quota) = self.cpu_quota {
             let period = self.cpu_period.filter(|period| *period > 0).unwrap_or(SECOND / 10);
             let per_second = match u64::try_from(quota) {
-                // Rounded up: a limit must not be below what was asked for.
+                // Rounded up: a limit must not be below the requested one.
                 Ok(quota) if quota > 0 => {
                     quota.saturating_mul(SECOND).div_ceil(period).next_multiple_of(QUOTA_STEP)
                 }

@@ -74,7 +74,7 @@ impl Manager {
         if properties.is_empty() { Ok(()) } else { self.set_properties(unit, &properties) }
     }
 
-    /// Ends a unit and what is in it, and has systemd forget how that went. One that is not there is fine.
+    /// Ends a unit and its processes, and has systemd forget the result. A missing unit is fine.
     pub fn stop(&mut self, unit: &str) -> Result<(), CallError> {
         let mut body = Writer::default();
         body.text(unit);

@@ -18,8 +18,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Says to a program that it is the second run.
 const INSIDE: &str = "FERRITE_INSIDE_SYSTEMD";
 
-/// Files that would lead systemd to start this machine's services are covered, and so is what it could change
-/// for everybody.
+/// Files that would lead systemd to start this machine's services are covered, and so are those that it
+/// could change for everybody.
 const PREPARE: &str = r#"
 set -e
 mount -t tmpfs tmpfs /run

@@ -104,7 +104,7 @@ impl Writer {
 #[error("the answer is not a D-Bus message")]
 pub struct Malformed;
 
-/// Reads values; never beyond what is there.
+/// Reads values; never beyond the end.
 pub struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,

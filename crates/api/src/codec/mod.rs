@@ -3,7 +3,7 @@
 //! - [`json`] reads JSON against a type, in one pass, with upstream's rules and wording;
 //! - [`yaml`] turns YAML into JSON text and takes the same way;
 //! - [`protobuf`] transcodes `application/vnd.kubernetes.protobuf` in both directions;
-//! - [`normalise()`] brings a value to what upstream would write after a round trip through Go.
+//! - [`normalise()`] gives a value the form that upstream would write after a round trip through Go.
 
 mod error;
 pub mod json;

@@ -15,7 +15,7 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
     GeneralPurposeConfig::new().with_decode_allow_trailing_bits(true),
 );
 
-/// A quantity in its canonical form, which is what upstream keeps: `1000m` becomes `1`.
+/// A quantity in its canonical form, the form that upstream keeps: `1000m` becomes `1`.
 pub(super) fn canonical_quantity(text: &str) -> Result<Text, DecodeError> {
     if is_plainly_canonical(text) {
         return Ok(text.into());

@@ -92,7 +92,7 @@ fn in_upstreams_words(error: &str) -> String {
         Some((why, line))
     });
     let Some((why, line)) = place else { return error.to_owned() };
-    // The position is that of the bracket; upstream complains about what follows.
+    // The position is that of the bracket; upstream reports the text behind it.
     let why = match why {
         why if why.starts_with("unclosed bracket '{'") => {
             return "line 1: did not find expected ',' or '}'".into();

@@ -26,7 +26,7 @@ pub enum DefinitionError {
     NoStorage,
 }
 
-/// Where a kind keeps what `scale` shows.
+/// The paths of the fields that `scale` shows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ScalePaths {
     /// Names on the way to the wanted replicas, as `spec` and `replicas`.

@@ -30,7 +30,7 @@ pub fn labels(labels: Option<&Map>) -> Value {
     if pairs.is_empty() { NONE.into() } else { pairs.join(",").into() }
 }
 
-/// A text, or what stands for none.
+/// A text, or the placeholder for none.
 pub fn text_or(value: &Value, key: &str, absent: &str) -> Value {
     match text(value, key) {
         "" => absent.into(),
@@ -38,7 +38,7 @@ pub fn text_or(value: &Value, key: &str, absent: &str) -> Value {
     }
 }
 
-/// A count or a share, or what stands for none.
+/// A count or a percentage, or the placeholder for none.
 pub fn int_or_string(value: &Value, absent: &str) -> Value {
     match value {
         Value::Null => absent.into(),

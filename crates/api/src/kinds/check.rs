@@ -226,7 +226,7 @@ pub fn required(object: &Value, key: &str, path: &Path) -> Option<FieldError> {
     text(object, key).is_empty().then(|| FieldError::required(&path.child(key), ""))
 }
 
-/// An error when a value is not what it was.
+/// An error if a value has changed.
 pub fn immutable(new: &Value, old: &Value, path: &Path) -> Option<FieldError> {
     let is = |v: &Value| if v.as_str() == Some("") { Value::Null } else { v.clone() };
     (is(new) != is(old)).then(|| FieldError::invalid(path, new.clone(), IMMUTABLE))

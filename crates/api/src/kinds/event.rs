@@ -133,8 +133,8 @@ fn first_set<'a>(first: &'a str, second: &'a str) -> &'a str {
     if first.is_empty() { second } else { first }
 }
 
-/// An event lives in the namespace of what it is about; about something without one, in `default` (or, as
-/// the newer form allows, `kube-system`).
+/// An event lives in the namespace of the object that it is about; for an object without one, in `default`
+/// (or, as the newer form allows, `kube-system`).
 fn validate_namespace(event: &Value, new_style: bool) -> FieldErrors {
     let about = &event["involvedObject"];
     let about_namespace = text(about, "namespace");

@@ -163,7 +163,7 @@ fn status_cell(node: &Value) -> String {
     if flag(&node["spec"], "unschedulable") { format!("{word},SchedulingDisabled") } else { word.to_owned() }
 }
 
-/// Roles are what follows the prefix in the keys of labels, or the value of the older label.
+/// Roles are the parts after the prefix in the keys of labels, or the value of the older label.
 fn roles_cell(node: &Value) -> String {
     let mut roles = BTreeSet::new();
     for (key, value) in map(&node["metadata"], "labels").into_iter().flatten() {

@@ -312,7 +312,8 @@ fn iscsi_name_problem(name: &str, kinds: &'static str) -> Option<&'static str> {
     (!sound).then_some("must be valid format")
 }
 
-/// `2024-01.com.example:storage`: since when the domain is somebody's, the domain, and what he calls it.
+/// `2024-01.com.example:storage`: the date of the domain's registration, the domain, and its owner's name
+/// for the target.
 fn is_qualified(name: &str) -> bool {
     let bytes = name.as_bytes();
     let is_date = bytes.len() > 8

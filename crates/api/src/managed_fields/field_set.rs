@@ -251,7 +251,7 @@ impl FieldSet {
         out
     }
 
-    /// Every path, members of a level before what is below it, printed as upstream prints them.
+    /// Every path, members of a level before the paths below it, printed as upstream prints them.
     pub fn paths(&self) -> Vec<String> {
         let mut out = Vec::new();
         self.paths_into("", &mut out);

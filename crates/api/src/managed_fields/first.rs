@@ -1,7 +1,7 @@
 //! The managed fields of a new object: its creator owns all of them.
 //!
-//! The same as comparing the object with a blank one and recording what was added and modified, without the sets of
-//! paths in between: most objects are only ever written this way.
+//! The same as comparing the object with a blank one and recording added and modified fields, without the
+//! sets of paths in between: most objects are only ever written this way.
 
 use super::field_set::{FieldSet, PathElement};
 use super::node::Node;

@@ -388,7 +388,7 @@ fn conflicts(
         .collect()
 }
 
-/// Removes what the manager set the last time, does not set now, and nobody else owns.
+/// Removes fields that the manager set the last time, does not set now, and nobody else owns.
 fn prune(node: Node<'_>, merged: &Value, managers: &Managers, former: &FieldSet) -> Value {
     let former = walk::with_named_fields(node, former);
     let pruned = walk::remove(node, merged, &former);

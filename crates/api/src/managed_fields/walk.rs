@@ -70,7 +70,7 @@ struct Difference {
 }
 
 impl Difference {
-    /// Puts what differs below one step in its place.
+    /// Puts the difference below one step in its place.
     fn put(&mut self, element: PathElement, below: Self) {
         let parts = [
             (&mut self.added, below.added),

@@ -1,7 +1,8 @@
 //! Expressions of admission policies and of match conditions: the environments in which they are compiled, and their
 //! faults in upstream's words.
 //!
-//! A policy is compiled twice: when it is written, to refuse what cannot work, and by the server that evaluates it.
+//! A policy is compiled twice: when it is written, to refuse an invalid one, and by the server that
+//! evaluates it.
 
 pub mod type_check;
 

@@ -4,7 +4,7 @@ use crate::quantity::Quantity;
 use ferrite_json::{Text, Value};
 use std::collections::BTreeMap;
 
-/// Amounts by the name of what they are of.
+/// Amounts by the name of the resource.
 pub type Amounts = BTreeMap<Text, Quantity>;
 
 /// The amounts of a list of resources. Invalid quantities are left to validation.
@@ -18,7 +18,7 @@ pub fn amounts(list: &Value) -> Amounts {
         .collect()
 }
 
-/// Either side of what containers say about resources.
+/// Requests or limits of containers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
     Requests,

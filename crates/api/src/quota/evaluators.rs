@@ -152,8 +152,8 @@ impl Evaluator {
         usage
     }
 
-    /// As upstream: containers in a namespace with a quota for cpu or memory have to say what they need. Answers
-    /// what they do not say.
+    /// As upstream: containers in a namespace with a quota for cpu or memory must state their amounts.
+    /// Returns the missing ones.
     pub(super) fn missing(&self, tracked: &[&str], object: &Value) -> Option<String> {
         const REQUIRED: [&str; 6] =
             ["cpu", "limits.cpu", "limits.memory", "memory", "requests.cpu", "requests.memory"];

@@ -45,8 +45,8 @@ struct Interesting {
     counted_before: bool,
 }
 
-/// Counts an object that is written against the quotas of its namespace, which have to cover what is `limited`.
-/// Answers the new usage of those that change, by their place in `quotas`.
+/// Counts an object that is written against the quotas of its namespace, which have to cover `limited`
+/// resources. Returns the new usage of the quotas that change, by their place in `quotas`.
 pub fn charge(
     evaluator: &Evaluator,
     limited: &[Limited],

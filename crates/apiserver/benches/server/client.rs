@@ -1,4 +1,4 @@
-//! Clients, and what they send.
+//! Clients and their requests.
 
 use crate::process::Server;
 use bytes::Bytes;

@@ -42,7 +42,7 @@ pub fn identities(pki: &ClusterPki) -> (Identity, Identity) {
 
 /// A server in processes of its own, ended when it is dropped.
 pub struct Server {
-    /// The server itself, then what it needs.
+    /// The server itself, then the processes that it needs.
     pub children: Vec<Child>,
     pub address: SocketAddr,
     pub tls: TlsConnector,

@@ -43,12 +43,12 @@ impl Write {
         }
     }
 
-    /// The name of what a client works on, which is its own.
+    /// The name of the object that a client works on, which is its own.
     fn name(self, clients: usize, worker: usize) -> String {
         format!("{}-{clients}-{worker}", self.part())
     }
 
-    /// Brings about what is written to, and answers the body that a client sends.
+    /// Makes the objects to write to, and returns the body that a client sends.
     async fn prepare(self, client: &Client, name: &str) -> String {
         let path = format!("{PODS}/{name}");
         let mut fresh = pod(name);

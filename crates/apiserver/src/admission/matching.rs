@@ -156,8 +156,8 @@ impl Matcher {
         })
     }
 
-    /// The resource as which the request is selected: its own, or another version of it. `object` is what is written,
-    /// if anything.
+    /// The resource as which the request is selected: its own, or another version of it. `object` is the
+    /// new object, if there is one.
     ///
     /// Fails where upstream does: the namespace is gone, or a selector cannot be read.
     pub fn resource<'a>(

@@ -8,7 +8,7 @@
 //!
 //! To add a stage: one module with a type that implements [`MutatingStage`] or [`ValidatingStage`], and one row in
 //! [`stage::MUTATING`] or [`stage::VALIDATING`]. [`matching`] decides which requests a configuration selects, and
-//! [`configured::Configured`] keeps what stored configurations were compiled to.
+//! [`configured::Configured`] keeps the compiled forms of stored configurations.
 
 mod always_pull_images;
 mod anti_affinity;

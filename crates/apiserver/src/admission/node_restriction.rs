@@ -1,4 +1,4 @@
-//! A node writes itself, its pods and what belongs to them, and nothing that would let it reach further.
+//! A node writes itself, its pods and their own objects, and nothing that would let it reach further.
 
 use super::{Attributes, Operation, Plugin};
 use crate::auth::{Action, decide, node};

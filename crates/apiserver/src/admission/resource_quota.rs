@@ -1,5 +1,5 @@
-//! Quotas: a write that would use more than its namespace may is refused; one that fits is charged in the same
-//! transaction, so that usage is never behind what is stored.
+//! Quotas: a write that would use more than its namespace may is refused; one that fits is charged in the
+//! same transaction, so that usage is never behind the stored objects.
 
 use super::config::check_kind;
 use super::{Attributes, Charges, Operation, Plugin};

@@ -87,7 +87,7 @@ fn listed(view: &View, attributes: &Attributes<'_>, key: &str) -> Result<Option<
     }
 }
 
-/// Both lists without what another entry covers.
+/// Both lists without entries that another entry covers.
 fn merge(first: &[Value], second: &[Value]) -> Vec<Value> {
     let all: Vec<&Value> = first.iter().chain(second).collect();
     let mut merged: Vec<Value> = Vec::new();

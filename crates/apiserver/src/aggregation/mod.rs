@@ -207,7 +207,7 @@ impl Follower {
         }
     }
 
-    /// Brings every APIService to what it should be.
+    /// Brings every APIService to its desired state.
     async fn sync(&mut self) -> Result<(), Status> {
         self.register().await?;
         let stored = self.stored();

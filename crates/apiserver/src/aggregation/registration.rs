@@ -98,7 +98,7 @@ pub(super) fn desired(table: &ResourceMap, mounted: &[Arc<dyn MountedGroup>]) ->
     all
 }
 
-/// The write that brings one APIService to what it should be.
+/// The write that brings one APIService to its desired state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Action {
     Keep,

@@ -86,7 +86,7 @@ pub(super) struct Backend {
 }
 
 impl Backend {
-    /// The near side, and what the worker of the far side reads from.
+    /// The near side, and the queue that the worker of the far side reads from.
     pub fn new(
         name: &'static str,
         format: AuditFormat,

@@ -37,7 +37,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-/// When the server stops, backends have this long to take what is left.
+/// When the server stops, backends have this long to take the remaining events.
 const FLUSH: Duration = Duration::from_secs(10);
 
 /// The audit settings of a server.
@@ -108,7 +108,7 @@ impl Auditor {
         self.unattended.spawn_on(written.map(drop), &self.runtime);
     }
 
-    /// Stores what is left and ends the backends.
+    /// Stores the remaining events and ends the backends.
     pub async fn stop(&self) {
         self.unattended.close();
         // From here on nothing is tried twice.

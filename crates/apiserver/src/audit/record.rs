@@ -1,4 +1,4 @@
-//! The audit of one request: gathers what is known of it, and sends an event at each stage.
+//! The audit of one request: collects its data, and sends an event at each stage.
 
 use super::event::{Event, Level, ObjectRef, ResponseStatus, Stage};
 use super::objects::{self, Text};

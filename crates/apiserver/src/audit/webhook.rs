@@ -200,7 +200,7 @@ mod tests {
         stopping.cancel();
         backend.close();
         worker.await.unwrap();
-        // Of what was in the buffer each was tried, and what did not fit was not.
+        // Each event in the buffer was tried, and those that did not fit were not.
         assert!(usize::MAX - server.failures.load(Ordering::Relaxed) <= 3);
     }
 

@@ -150,7 +150,7 @@ pub(crate) fn decide(rbac: &Rbac, view: &View, user: &User, action: &Action) -> 
     Decision { allowed: false, reason: reasons.join("\n") }
 }
 
-/// Refuses what is not allowed.
+/// Refuses an action that is not allowed.
 pub(crate) fn authorize(rbac: &Rbac, view: &View, user: &User, action: &Action) -> Result<(), Status> {
     let decision = decide(rbac, view, user, action);
     if decision.allowed { Ok(()) } else { Err(denied(user, action, &decision.reason)) }

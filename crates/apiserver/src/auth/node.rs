@@ -1,4 +1,4 @@
-//! Nodes: each may do what the role of nodes says, and read only what its own pods need.
+//! Nodes: each has the rights of the role of nodes, and may read only objects that its own pods need.
 
 use super::{Action, Decision, Rbac, User};
 use crate::registry::View;
@@ -59,7 +59,7 @@ pub(super) fn decide(rbac: &Rbac, view: &View, node: &str, action: &Action) -> D
             "get" | "create" | "update" | "patch" | "delete" if action.namespace != LEASES => {
                 no(format!("can only access leases in the {LEASES:?} system namespace"))
             }
-            // The name of what is to be created is not known yet.
+            // The name of a new object is not known yet.
             "create" => allowed(),
             "get" | "update" | "patch" | "delete" if action.name == node => allowed(),
             "get" | "update" | "patch" | "delete" => {

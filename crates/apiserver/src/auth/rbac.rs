@@ -1,6 +1,7 @@
 //! Role-based access control: bindings give roles, roles hold rules, a rule that matches allows.
 //!
-//! Roles and bindings are kept decoded and follow the store: before each decision what has changed is taken in.
+//! Roles and bindings are kept decoded and follow the store: each decision applies the latest changes
+//! first.
 
 use super::modes::Mode;
 use super::{Action, Decision, User};
@@ -269,7 +270,7 @@ impl Rbac {
         state
     }
 
-    /// The state, with what has changed since.
+    /// The state, with the changes since the last call.
     fn current(&self) -> std::sync::MutexGuard<'_, State> {
         let mut state = self.lock();
         let mut changes: Vec<(usize, Change)> = Vec::new();

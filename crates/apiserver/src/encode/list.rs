@@ -12,7 +12,7 @@ use ferrite_json::Value;
 use ferrite_store::Entry;
 use std::sync::Arc;
 
-/// About the size of a piece, and of what is read at once to make one.
+/// About the size of a piece, and of one read for it.
 pub(crate) const PIECE: usize = 128 << 10;
 /// Most reads for one piece if few objects are selected; then the piece is sent.
 const MAX_READS: usize = 8;

@@ -84,7 +84,7 @@ pub(crate) fn object(
     }
 }
 
-/// An object that was written: copied from what was stored where that is what was asked for.
+/// A written object: copied from the stored bytes if they have the requested representation.
 pub(crate) fn written(
     code: u16,
     resource: &Resource,
@@ -121,7 +121,7 @@ pub(crate) fn copies(resource: &Resource, as_: Representation) -> bool {
     as_.format == Format::Json && as_.shape == Shape::AsIs && !as_.pretty && resource.is_read_as_stored()
 }
 
-/// As [`copies`], for an answer made of what was just stored.
+/// As [`copies`], for a response made of an object that was just stored.
 pub(crate) fn copies_written(resource: &Resource, as_: Representation) -> bool {
     as_.format == Format::Json && as_.shape == Shape::AsIs && !as_.pretty && resource.is_written_as_served()
 }
@@ -286,7 +286,7 @@ pub(crate) struct WatchEncoder {
     include: IncludeObject,
     /// True once the columns were sent: they are sent once per stream.
     columns_told: bool,
-    /// Counts the frames of changes that were made, not taken from what others made.
+    /// Counts the frames of changes that were made here, not taken from another watcher.
     made: Arc<AtomicU64>,
 }
 

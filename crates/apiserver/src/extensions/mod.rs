@@ -162,7 +162,8 @@ impl Follower {
         })
     }
 
-    /// Serves what is stored. Nothing is written: requests that come after find every established kind.
+    /// Serves the stored definitions. Nothing is written: requests that come after find every established
+    /// kind.
     pub fn load(&mut self) {
         let server = Arc::clone(&self.server);
         let registry = &server.registry;
@@ -231,7 +232,7 @@ impl Follower {
         }
     }
 
-    /// Brings one definition to what it should be, and those that wait for its names.
+    /// Brings one definition to its desired state, and those that wait for its names.
     async fn sync(&mut self, name: &str) {
         let before = self.known.0.get(name).map(|known| (known.group.clone(), known.accepted.clone()));
         self.sync_one(name).await;

@@ -10,7 +10,7 @@ pub(super) fn condition<'a>(definition: &'a Value, type_: &str) -> Option<&'a st
     conditions.iter().find(|condition| condition["type"] == *type_)?["status"].as_str()
 }
 
-/// The status of a definition whose rivals have these names; none if it stays what it is.
+/// The status of a definition whose rivals have these names; none if it does not change.
 pub(super) fn decide(definition: &Value, rivals: &[&Value], now: Timestamp) -> Option<Value> {
     let before = &definition["status"];
     let taken = Taken::by(rivals);

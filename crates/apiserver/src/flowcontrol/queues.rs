@@ -522,7 +522,8 @@ mod tests {
                 }
             }
         }
-        // The modest flow asks for less than its share: all of it is served but what still waits.
+        // The modest flow asks for less than its share: all of it is served except requests that still
+        // wait.
         assert!(served[&modest] >= 4000 / 21 - 10, "{served:?}");
         assert!(served[&greedy] > 500, "{served:?}");
     }

@@ -1,4 +1,4 @@
-//! The seats of each level: its share of the server's, and what it lends and borrows.
+//! The seats of each level: its share of the server's, and the seats that it lends and borrows.
 
 /// The share of a level, as it is configured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -296,7 +296,7 @@ impl Metrics {
         *series.codes.entry(code).or_default() += 1;
         if !kind.long_running {
             series.seconds.observe(elapsed.as_secs_f64());
-            // As upstream: the sizes of what was read, not of what writes answer.
+            // As upstream: the sizes of responses to reads, not to writes.
             if let Some(bytes) = bytes.filter(|_| matches!(kind.verb, "GET" | "LIST")) {
                 series.bytes.observe(bytes as f64);
             }

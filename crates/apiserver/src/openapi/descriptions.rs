@@ -137,7 +137,7 @@ mod tests {
         assert!(missing.is_empty(), "{} without a description:\n{}", missing.len(), missing.join("\n"));
     }
 
-    /// A line about what does not exist describes nothing.
+    /// Every line must describe an existing type or field.
     #[test]
     fn every_line_is_about_something() {
         let known: BTreeSet<String> = schema::types().map(|t| unversioned(t.name)).collect();

@@ -1,5 +1,5 @@
-//! Records of what Services hold: an IPAddress, open to everybody, for each address, and a key for each port on the
-//! nodes.
+//! Records of the addresses and ports of Services: an IPAddress, open to everybody, for each address, and a
+//! key for each port on the nodes.
 //!
 //! They are written and removed in the transaction that writes or removes the Service, so the two never disagree, and
 //! two servers on one store cannot hand out the same address or port.
@@ -90,7 +90,7 @@ fn object(resource: &Resource, address: IpAddr, service: &Value, now: Timestamp)
 }
 
 impl Registry {
-    /// Adds to a write of `new` over `old` what becomes of their addresses. `None` stands for no Service.
+    /// Adds the changes of their addresses to a write of `new` over `old`. `None` stands for no Service.
     pub(super) fn with_addresses(
         &self,
         resource: &Resource,
@@ -177,7 +177,7 @@ impl Registry {
         }
     }
 
-    /// Records what Services hold that were written without.
+    /// Adds missing records of addresses and ports of Services.
     pub async fn repair_addresses(&self) -> Result<(), Status> {
         let view = self.view();
         let Some(services) = self.table.find("", "v1", "services") else { return Ok(()) };

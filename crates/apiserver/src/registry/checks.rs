@@ -1,4 +1,4 @@
-//! Validation of what is about to be written.
+//! Validation of objects before they are written.
 
 use super::View;
 use ferrite_api::codec::{Step, empty_places, normalise};
@@ -12,7 +12,7 @@ use ferrite_json::{Map, Value};
 pub(super) struct Sent(Vec<(Vec<Step>, Value)>);
 
 impl Sent {
-    /// Takes what is empty out of an object.
+    /// Removes empty values from an object.
     pub(super) fn take(resource: &Resource, object: &mut Value) -> Self {
         let Some(type_) = resource.schema else { return Self(Vec::new()) };
         let places = empty_places(type_, object);
@@ -22,8 +22,8 @@ impl Sent {
         Self(places)
     }
 
-    /// The errors of an object, reported for the object as it was sent. The object to be stored decides
-    /// what is wrong.
+    /// The errors of an object, reported for the object as it was sent. Validation uses the object to be
+    /// stored.
     pub(super) fn errors(&self, object: &Value, validate: impl Fn(&Value) -> FieldErrors) -> FieldErrors {
         let errors = validate(object);
         if errors.is_empty() || self.0.is_empty() {

@@ -73,7 +73,7 @@ impl Registry {
         Err(last.unwrap_or_else(|| Status::internal("no name was generated")))
     }
 
-    /// `drawn` is what the name was drawn from, if the client gave none.
+    /// `drawn` is the prefix of a generated name, if the client gave none.
     async fn create_named(
         &self,
         write: &Write<'_>,

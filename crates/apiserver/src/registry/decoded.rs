@@ -23,7 +23,7 @@ struct Decoded {
 pub(super) struct DecodedObjects(Mutex<HashMap<Key, Decoded>>);
 
 impl DecodedObjects {
-    /// The object that an entry holds. None when its value is not what we write.
+    /// The object of an entry. None if its value is not in our format.
     pub fn get(&self, resource: &Resource, key: &Key, entry: &Arc<Entry>) -> Option<Arc<Value>> {
         let decode = || stored::decode(resource, entry).map(Arc::new);
         // An object stored in another version decodes differently for each version.

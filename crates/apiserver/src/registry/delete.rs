@@ -227,7 +227,7 @@ fn marked(mut object: Value, grace: i64, now: Timestamp) -> Value {
     let metadata = meta::metadata_mut(&mut object);
     metadata.insert("deletionTimestamp", metadata::time(at).into());
     metadata.insert("deletionGracePeriodSeconds", grace.into());
-    // As upstream: asking for deletion is a change of what is wanted.
+    // As upstream: a request for deletion changes the desired state.
     if !already && metadata.contains_key("generation") {
         metadata::increment_generation(&mut object);
     }

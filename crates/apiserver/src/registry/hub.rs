@@ -130,7 +130,7 @@ impl Hub {
         event
     }
 
-    /// Forgets what everybody has seen by now.
+    /// Forgets events that every watcher has seen.
     pub fn forget_old(&self) {
         let mut recent = lock(&self.recent);
         while recent.front().is_some_and(|e| e.at.elapsed() > MAX_AGE) {
@@ -139,7 +139,7 @@ impl Hub {
     }
 }
 
-/// A change as watchers see it, with what has been found out about it.
+/// A change as watchers see it, with the facts and frames computed so far.
 pub(crate) struct Event {
     pub change: Change,
     at: Instant,
@@ -268,7 +268,7 @@ mod tests {
             made.set(made.get() + 1);
             Ok(Bytes::from_static(b"frame"))
         };
-        // The second watcher sees only part of what the first sees, and the first sees it later.
+        // The second watcher sees only part of the first one's changes, and the first sees them later.
         let of_second = second.share(vec![change(2, "b"), change(4, "b")]);
         let of_first = hub.share((1..=4).flat_map(|r| [change(r, "a"), change(r, "b")]).collect());
         for event in of_first.iter().chain(&of_second) {

@@ -1,4 +1,4 @@
-//! Lists and what selects from them.
+//! Lists and their selectors.
 
 use super::{Registry, Selectors, store_status, stored};
 use crate::options::{ListOptions, VersionMatch};

@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 /// Upstream's alphabet for generated names: no vowels and no look-alikes, so no words come about.
 const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
 const SUFFIX: usize = 5;
-/// A generated name never exceeds what a DNS label may be.
+/// A generated name never exceeds the length of a DNS label.
 const MAX_BASE: usize = 63 - SUFFIX;
 
 /// A time as the API writes it.
@@ -32,7 +32,7 @@ pub(crate) fn generate_name(base: &str) -> String {
     name
 }
 
-/// Fills what identifies a new object and drops what only the server may say.
+/// Sets the identity of a new object and drops fields that only the server may set.
 pub(crate) fn stamp_new(resource: &Resource, object: &mut Value, namespace: &str, now: Timestamp) {
     let strategy = &resource.strategy;
     let counts = strategy.has_generation();
@@ -41,7 +41,7 @@ pub(crate) fn stamp_new(resource: &Resource, object: &mut Value, namespace: &str
     for key in ["resourceVersion", "selfLink", "deletionTimestamp", "deletionGracePeriodSeconds"] {
         metadata.remove(key);
     }
-    // As upstream: kinds without a generation of their own keep what the client says.
+    // As upstream: kinds without a generation of their own keep the client's value.
     if counts {
         metadata.remove("generation");
     }
@@ -55,9 +55,10 @@ pub(crate) fn stamp_new(resource: &Resource, object: &mut Value, namespace: &str
     }
 }
 
-/// Behind `.metadata.ownerReferences contains duplicate entries` in a warning about what a client sent.
+/// Behind `.metadata.ownerReferences contains duplicate entries` in a warning about an object as the client
+/// sent it.
 pub(crate) const OWNERS_GIVEN: &str = "";
-/// The same about what admission made of it.
+/// The same about an object after admission.
 pub(crate) const OWNERS_ADMITTED: &str = " after mutating admission happens";
 
 /// Keeps one reference to each owner and warns of the others.
@@ -104,7 +105,7 @@ pub(crate) fn invalid(resource: &Resource, name: &str, errors: &[FieldError]) ->
     if resource.custom.is_none() {
         return Status::invalid(&stored.group, &resource.kind, name, errors);
     }
-    // As upstream: an object of a custom kind is called what it says that it is.
+    // As upstream: an object of a custom kind has the kind that it names.
     let said = |key: &str| {
         let error = errors.iter().find(|error| error.path.as_str() == key)?;
         if let Problem::Invalid(Value::String(text)) = &error.problem { Some(text.as_str()) } else { None }

@@ -216,7 +216,7 @@ pub(crate) struct Write<'a> {
     pub requested: &'a str,
     pub user: &'a User,
     pub options: &'a WriteOptions,
-    /// The answer is copied from what is stored: nobody asks for the object afterwards.
+    /// The response is copied from the stored bytes: nobody asks for the object afterwards.
     pub copied: bool,
 }
 
@@ -278,8 +278,8 @@ impl Registry {
         }
     }
 
-    /// Waits until this server knows what other servers of the same store were acknowledged before the call, unless
-    /// the client has said that it is content with less: with anything (`0`), or with a version that is known here.
+    /// Waits until this server has every change that other servers of the same store acknowledged before
+    /// the call, unless the client accepts less: anything (`0`), or a version that is known here.
     pub async fn catch_up(&self, verb: Verb, query: &Query) -> Result<(), Status> {
         let wanted = match verb {
             Verb::Get | Verb::List | Verb::Watch => query.get("resourceVersion").and_then(|v| v.parse().ok()),
@@ -360,8 +360,8 @@ fn normalise(resource: &Resource, object: &mut Value) {
     }
 }
 
-/// Refuses an object that is nested so deeply that its readers would not read it: conversion, defaults, patches and
-/// managedFields add levels to what a decoder has let in.
+/// Refuses an object that is nested too deeply for its readers: conversion, defaults, patches and
+/// managedFields add levels to a decoded object.
 fn check_depth(object: &Value) -> Result<(), Status> {
     let within = |value: &Value, levels: usize| value.count_within(levels).is_some();
     let metadata = |value: &Value| {

@@ -187,7 +187,7 @@ fn put_member(out: &mut Vec<u8>, key: &str, value: &Value, first: &mut bool) {
     value.write_to(out);
 }
 
-/// The object with its resource version. None when the value is not what [`encode`] writes.
+/// The object with its resource version. None if the value is not in the format of [`encode`].
 pub(crate) fn decode(resource: &Resource, entry: &Entry) -> Option<Value> {
     decode_value(resource, &entry.value, entry.modified)
 }
@@ -270,7 +270,7 @@ pub(crate) fn put_metadata(entry: &Entry, out: &mut BytesMut) {
     put_versioned(entry.modified, &metadata[1..], out);
 }
 
-/// Appends `{"resourceVersion":"7",` and what is left of the metadata after its brace.
+/// Appends `{"resourceVersion":"7",` and the rest of the metadata after its brace.
 fn put_versioned(revision: Revision, rest: &[u8], out: &mut BytesMut) {
     out.reserve(rest.len() + 48);
     out.put_u8(b'{');

@@ -43,7 +43,7 @@ fn text_at<'a>(value: &'a [u8], path: &str) -> Option<&'a [u8]> {
     }
 }
 
-/// The text between the quotes at the beginning, and what follows it.
+/// The text between the quotes at the beginning, and the rest.
 fn string(value: &[u8]) -> Option<(&[u8], &[u8])> {
     let inner = value.strip_prefix(b"\"")?;
     let mut at = 0;

@@ -116,8 +116,8 @@ impl Registry {
                     allocation.keep();
                     return Ok(Written::stored(Some(new), encoded, revision));
                 }
-                // Somebody was faster. The change is made again on what is stored now; one that names a version
-                // then fails its precondition.
+                // Another writer was faster. The change is made again on the present object; one that names
+                // a version then fails its precondition.
                 let now = self.view();
                 let found = now.snapshot.get(key.as_bytes()).map(|entry| entry.modified);
                 let Some(uncharged) = &uncharged else { break };
@@ -180,7 +180,7 @@ impl Registry {
         }
     }
 
-    /// Brings the new object to what will be stored, and checks it.
+    /// Prepares the new object for storage, and validates it.
     async fn prepare(
         &self,
         update: &Update<'_>,
@@ -231,7 +231,8 @@ impl Registry {
         };
         super::normalise(resource, new);
         super::check_depth(new)?;
-        // As upstream: status says nothing about what is wanted, and where a pod runs is not the client's wish.
+        // As upstream: status is not part of the desired state, and where a pod runs is not the client's
+        // wish.
         if !matches!(update.subresource, Some("status" | "binding")) {
             metadata::bump_generation(resource, new, old);
         }

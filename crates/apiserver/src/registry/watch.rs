@@ -67,7 +67,8 @@ impl Registry {
         if initial && wanted > current.0 {
             return Err(too_large(wanted, current));
         }
-        // As upstream: without a version a watch begins with what is there, unless initial events are refused.
+        // As upstream: without a version a watch begins with the existing objects, unless initial events
+        // are refused.
         let from_now = initial || (wanted == 0 && options.send_initial_events != Some(false));
         let after = if from_now || wanted == 0 { current } else { Revision(wanted) };
         let oldest = Revision(self.oldest_watch.load(Ordering::Relaxed));
@@ -141,7 +142,7 @@ impl WatchStream {
         }
     }
 
-    /// Makes events of what was read, in the version of the watch.
+    /// Makes events of the read changes, in the version of the watch.
     async fn convert(&mut self) -> Result<(), Status> {
         let (entries, changes) = match crate::extensions::converts(&self.resource) {
             false => std::mem::take(&mut self.unconverted),
@@ -160,7 +161,7 @@ impl WatchStream {
         Ok(())
     }
 
-    /// A bookmark for the present position, or what comes before it.
+    /// A bookmark for the present position, or an event before it.
     pub fn bookmark(&mut self) -> Option<WatchEvent> {
         // `next` sends changes that must be converted first.
         if !self.ready.is_empty() || self.initial.is_some() || crate::extensions::converts(&self.resource) {
@@ -174,7 +175,7 @@ impl WatchStream {
         Some(self.ready.pop_front().unwrap_or_else(bookmark))
     }
 
-    /// Lets go of what is kept for others only.
+    /// Drops memory that is kept for other watchers only.
     pub fn tidy(&self) {
         self.hub.forget_old();
     }

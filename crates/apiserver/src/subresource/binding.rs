@@ -115,7 +115,7 @@ async fn bind(call: &Call, name: &str, binding: &Value, options: &WriteOptions) 
         meta::metadata_mut(&mut bound).remove("resourceVersion");
         Ok(bound)
     };
-    // As upstream: the binding is what is admitted, not the pod that it changes.
+    // As upstream: admission sees the binding, not the pod that it changes.
     let within = WriteOptions { within: true, ..options.clone() };
     let update = Update {
         write: Write {

@@ -71,7 +71,8 @@ fn is_to_ourselves(server: &ApiServer, stream: &TcpStream) -> std::io::Result<bo
 trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
 
-/// Sends one request on a connection of its own. The connection ends with the answer, or with what it becomes.
+/// Sends one request on a connection of its own. The connection ends with the response, or with the stream
+/// that it is upgraded to.
 pub(crate) async fn send<B>(
     server: &ApiServer,
     place: &Place,

@@ -231,7 +231,7 @@ fn taken(budget: &Value, pod: &str, now: &str) -> Value {
     budget
 }
 
-/// Tells in the pod's status why it goes. Preconditions then hold for what was just written.
+/// Records in the pod's status why it goes. Preconditions then hold for the updated pod.
 async fn mark(call: &Call, delete: DeleteOptions) -> Result<DeleteOptions, Status> {
     let change = |old: &Value| {
         check_delete_preconditions(&call.resource, call.name(), &delete, old)?;

@@ -6,12 +6,12 @@ use ::http::{HeaderMap, HeaderName, HeaderValue};
 
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
-/// Copies what the far side may know of a request. The user's credentials stay here.
+/// Copies headers of a request that the far side may see. The user's credentials stay here.
 pub(crate) fn copy_request_headers(from: &HeaderMap, to: &mut HeaderMap) {
     copy_headers(from, to, is_ours);
 }
 
-/// Copies what the client may know of the far side's response.
+/// Copies headers of the far side's response that the client may see.
 pub(crate) fn copy_response_headers(from: &HeaderMap, to: &mut HeaderMap) {
     copy_headers(from, to, is_theirs);
 }

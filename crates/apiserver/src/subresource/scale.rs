@@ -105,7 +105,7 @@ async fn apply(call: &mut Call) -> Result<Response, Status> {
     answer(call, &result.object(&call.resource))
 }
 
-/// Changes the object's replicas to what `change` makes of its scale.
+/// Changes the object's replicas to those of its scale after `change`.
 async fn write(
     call: &mut Call,
     change: &(dyn Fn(&Value) -> Result<Value, Status> + Send + Sync),

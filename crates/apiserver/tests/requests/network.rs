@@ -23,7 +23,7 @@ use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 use tokio_tungstenite::tungstenite::{self, Message};
 
-/// A server on loopback and what an administrator needs to reach it.
+/// A server on loopback and the administrator's access to it.
 struct Network {
     world: World,
     authority: Authority,

@@ -1,4 +1,4 @@
-//! Which types go together, and what the unknown ones among them are.
+//! Type inference: compatibility of types, and the types of unknowns.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -76,7 +76,7 @@ pub struct EventRecorder {
 }
 
 impl EventRecorder {
-    /// Tells that `reason` happened to what `regarding` names.
+    /// Records that `reason` happened to the object `regarding`.
     pub fn event(
         &self,
         regarding: &ObjectReference,

@@ -74,7 +74,7 @@ impl<K> From<Arc<K>> for Old<K> {
     }
 }
 
-/// Narrows what an informer lists and watches; the default is everything.
+/// Limits the objects that an informer lists and watches; the default is everything.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct ListSelector {
     pub labels: Option<String>,
@@ -262,7 +262,7 @@ impl<K: Object> Informer<K> {
         for object in self.shared.decode(self.shared.store.list()) {
             handler(&Change::Added(object));
         }
-        // Sessions that are over would otherwise keep what their handlers refer to.
+        // Otherwise sessions that are over would keep the values of their handlers alive.
         handlers.handlers.retain(|handler| !handler.has_ended());
         handlers.handlers.push(Handler { call: Box::new(handler), session: self.session.clone() });
     }

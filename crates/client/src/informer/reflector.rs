@@ -32,7 +32,7 @@ const QUIET: Duration = Duration::from_secs(5);
 /// A watch event longer than this ends the watch: no object is that large.
 const MAX_EVENT: usize = 64 << 20;
 
-/// Receives what the server has.
+/// Receives the server's objects and changes.
 pub(super) trait Sink: Send + Sync {
     /// Records that `object` exists as it is.
     fn apply(&self, object: RawObject);

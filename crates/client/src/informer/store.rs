@@ -174,7 +174,7 @@ impl Store {
         })
     }
 
-    /// Holds `object` in place of what was held under its name.
+    /// Stores `object` in place of the former one of its name.
     pub(super) fn apply(
         &self,
         object: RawObject,

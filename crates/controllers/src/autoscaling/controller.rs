@@ -100,7 +100,7 @@ impl Outcome {
 }
 
 impl Autoscalers {
-    /// As upstream: every look is one sync period after what asked for it, and several that ask are one.
+    /// As upstream: every sync is one sync period after its trigger, and several triggers are one.
     fn changed(&self, change: &Change<HorizontalPodAutoscaler>, queue: &WorkQueue<ObjectKey>) {
         let key = ObjectKey::of(&**change.object());
         if matches!(change, Change::Deleted(_)) {

@@ -144,7 +144,7 @@ fn age(now: Duration, at: Duration) -> Duration {
 }
 
 impl History {
-    /// The first thing that is known of an autoscaler: a restart must not scale down what was just scaled up.
+    /// Begins the history of an autoscaler: a restart must not scale down a target that was just scaled up.
     pub(super) fn begin(&mut self, current: i32, now: Duration) {
         if self.recommendations.is_empty() {
             self.recommendations.push(Recommendation { at: now, replicas: current });

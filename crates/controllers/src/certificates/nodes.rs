@@ -1,5 +1,5 @@
-//! Approves what nodes of a Ferrite cluster ask for beyond their own client certificate: their serving certificate and the
-//! certificates of the proxy and the DNS server that run on them.
+//! Approves the certificates of nodes of a Ferrite cluster beyond their own client certificate: their
+//! serving certificate and the certificates of the proxy and the DNS server that run on them.
 //!
 //! Upstream approves none of these, so the controller runs only in a cluster whose nodes are ours.
 

@@ -1,4 +1,4 @@
-//! Signs what was approved, if it is what its signer signs.
+//! Signs approved requests that fit their signer.
 
 use std::sync::Arc;
 use std::time::Duration;

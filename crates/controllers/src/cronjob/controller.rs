@@ -1,4 +1,4 @@
-//! Watches CronJobs and their Jobs, and does what [`super::decide`] says.
+//! Watches CronJobs and their Jobs, and carries out the decisions of [`super::decide`].
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Which nodes get a pod, which pods go, and what to report.
+//! Decides which nodes get a pod, which pods go, and the status.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashMap};

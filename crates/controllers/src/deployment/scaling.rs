@@ -58,7 +58,7 @@ pub(super) struct Share {
 
 /// Spreads a change of the wanted number over several active ReplicaSets in the middle of a rollout, in proportion
 /// to their sizes. `sets` come larger first (ties: newer first when growing, older first when shrinking), and the
-/// largest gets what rounding leaves over.
+/// largest gets the remainder of rounding.
 pub(super) fn proportional(wanted: i32, max_surge: i32, current: i32, sets: &[Share]) -> Vec<i32> {
     let allowed = if wanted > 0 { wanted.saturating_add(max_surge) } else { 0 };
     let to_add = allowed - sets.iter().map(|set| set.spec).sum::<i32>();

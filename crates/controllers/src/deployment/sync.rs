@@ -38,7 +38,7 @@ impl Split {
     }
 }
 
-/// A Deployment and what belongs to it, for the length of one sync.
+/// A Deployment and its objects, for the length of one sync.
 pub(super) struct Rollout<'a> {
     controller: &'a DeploymentController,
     deployment: Deployment,

@@ -21,8 +21,8 @@ pub(super) struct Plan {
     pub recheck: Option<Duration>,
 }
 
-/// The status of a budget for the pods it selects. `expected` is what their workloads want, or why that is not
-/// known.
+/// The status of a budget for the pods it selects. `expected` is the sum of their workloads' sizes, or why
+/// that is not known.
 pub(super) fn decide(
     budget: &PodDisruptionBudget,
     pods: &[Arc<Pod>],

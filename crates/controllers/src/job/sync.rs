@@ -1,4 +1,4 @@
-//! Does what [`super::plan`] and [`super::tracking`] decide.
+//! Carries out the decisions of [`super::plan`] and [`super::tracking`].
 
 use std::future::Future;
 use std::sync::Arc;

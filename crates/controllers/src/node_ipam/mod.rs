@@ -120,7 +120,7 @@ async fn give(client: &Client, name: &str, cidrs: &[Cidr]) -> Result<Option<Dura
     let api: Api<Node> = Api::all(client.clone());
     match api.patch(name, &PatchParams::default(), &Patch::Strategic(patch)).await {
         Ok(_) => Ok(None),
-        // The deletion wakes us again and releases what the node was to get.
+        // The deletion wakes us again and releases the node's new range.
         Err(error) if is_not_found(&error) => Ok(None),
         Err(error) => Err(error).during(|| format!("give node {name} the pod CIDR {}", texts.join(","))),
     }

@@ -48,7 +48,7 @@ impl NodeCidrs {
         Ok(Self { ranges, reserved: Vec::new(), first: None })
     }
 
-    /// Gives no node what overlaps with these ranges.
+    /// Gives no node a range that overlaps with these.
     #[must_use]
     pub fn without(mut self, reserved: Vec<Cidr>) -> Self {
         self.reserved = reserved;

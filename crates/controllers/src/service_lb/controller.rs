@@ -127,7 +127,7 @@ impl Balancer {
         self.ports.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives back what the Service held; somebody may wait for it.
+    /// Releases the Service's ports; another Service may wait for them.
     fn release(&self, key: &ObjectKey) {
         if self.ports().as_mut().is_some_and(|ports| ports.release(key)) {
             self.wake_all();

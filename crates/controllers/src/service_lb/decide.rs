@@ -101,8 +101,9 @@ fn local_nodes(slices: &[Arc<EndpointSlice>]) -> BTreeSet<&str> {
     nodes(|endpoint| endpoint.conditions.as_ref().and_then(|c| c.serving) == Some(true))
 }
 
-/// True for an address that traffic from outside may have as its destination, and that no other node claims. A kubelet
-/// writes the addresses of its node, and the proxies of all nodes take what is sent to those of a load balancer.
+/// True for an address that traffic from outside may have as its destination, and that no other node
+/// claims. A kubelet writes the addresses of its node, and the proxies of all nodes accept traffic to the
+/// addresses of a load balancer.
 fn is_believable(address: IpAddr, nodes: &[Arc<Node>]) -> bool {
     let special = match address {
         IpAddr::V4(v4) => v4.is_link_local() || v4.is_broadcast(),

@@ -46,7 +46,7 @@ fn failed(error: io::Error) -> Status {
     Status::internal(error.to_string())
 }
 
-/// Fails for what directories cannot be.
+/// Fails for capabilities that directories lack.
 fn check(capability: Option<&VolumeCapability>) -> Result<(), Status> {
     match capability.and_then(|capability| capability.access_type.as_ref()) {
         Some(AccessType::Mount(_)) => Ok(()),

@@ -109,7 +109,7 @@ async fn register(kubelet: &Path, endpoint: &str, resource: &str) -> Result<(), 
     Ok(())
 }
 
-/// Follows what is written to standard input, to its end.
+/// Follows the commands on standard input, to its end.
 fn obey(plugin: &Plugin) {
     for line in std::io::stdin().lines().map_while(Result::ok) {
         match line.split_once(' ') {

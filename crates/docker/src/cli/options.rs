@@ -1,4 +1,4 @@
-//! The options of `run` and `create`, and what they ask the engine for.
+//! The options of `run` and `create`, and the engine's requests for them.
 
 use std::collections::BTreeMap;
 

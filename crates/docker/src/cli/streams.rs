@@ -64,7 +64,7 @@ pub fn parse_keys(text: &str) -> Result<Vec<u8>, String> {
     keys.collect()
 }
 
-/// Finds the detach keys in what is typed.
+/// Finds the detach keys in the input.
 pub struct DetachKeys {
     keys: Vec<u8>,
     matched: usize,

@@ -55,7 +55,7 @@ fn merge_env(image: &[String], own: &[String]) -> Vec<String> {
     merged
 }
 
-/// The image's configuration with what was asked for instead.
+/// The image's configuration with the requested changes.
 fn merge(request: &CreateRequest, image: &ImageRecord) -> Result<Config> {
     let from = image.config.config().clone().unwrap_or_default();
     let list = |values: &Option<Vec<String>>| values.clone().unwrap_or_default();
@@ -165,7 +165,7 @@ fn check(host: &HostConfig) -> Result<()> {
 }
 
 impl Engine {
-    /// Makes a container of an image that is here. Answers its id and what the user should know.
+    /// Makes a container of an image that is here. Returns its id and the warnings for the user.
     pub async fn create(&self, mut request: CreateRequest) -> Result<(String, Vec<String>)> {
         check(&request.host)?;
         if !request.name.is_empty() && !names::is_valid(&request.name) {

@@ -1,4 +1,4 @@
-//! A container in the words of the container runtime interface, and what it has no words for. Pure.
+//! A container as a CRI request, and the settings that CRI lacks. Pure.
 
 use std::path::{Path, PathBuf};
 

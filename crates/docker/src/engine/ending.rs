@@ -63,7 +63,7 @@ impl Engine {
         Ok(Some(view.state))
     }
 
-    /// Takes away what an ended container had of the machine.
+    /// Removes an ended container's traces from the machine.
     async fn clear(&self, container: &Container, state: &mut State) -> Result<()> {
         if let Some(proxy) = state.proxy.take() {
             proxy::end(&proxy);

@@ -110,7 +110,7 @@ impl Engine {
         ferrite_hostfs::usage(&upper, MAX_ENTRIES).unwrap_or_default().content
     }
 
-    /// A new volume begins with what the image has in its place.
+    /// A new volume begins with the image's files at its path.
     pub(super) fn seed_volume(&self, container: &Container, path: &str, volume: &Path) -> Result<()> {
         let fail = || EngineError::io(format!("copy {path} of the image into a volume"));
         let empty = self.paths.root().join("empty");
@@ -204,7 +204,7 @@ fn compare(upper: &Path, lowers: &[PathBuf]) -> io::Result<Vec<Change>> {
     })?;
     let mut changes = Vec::new();
     let mut touched: HashSet<PathBuf> = HashSet::new();
-    // A directory comes before what it holds; seen from the end it is known whether anything in it changed.
+    // A directory comes before its entries; seen from the end it is known if anything in it changed.
     for Written { path, is_dir, whiteout } in written.into_iter().rev() {
         let shown = format!("/{}", path.display());
         let in_image = exists_in(&lowers, &path);

@@ -254,7 +254,7 @@ impl Engine {
         }
     }
 
-    /// Starts what was running when the machine went down and is to run always.
+    /// Starts containers that were running when the machine went down and are to run always.
     pub async fn restore(&self) -> Result<Vec<String>> {
         use crate::restart::RestartPolicy::{Always, UnlessStopped};
         let mut started = Vec::new();

@@ -167,7 +167,7 @@ impl Engine {
         (link, default_route): (String, bool),
     ) -> Result<Ipv4Addr> {
         let mut endpoint = Endpoint { container: container.id.clone(), link: link.clone(), address: None };
-        // Before anything is made, so that what a killed command leaves is found.
+        // Before anything is made, so that the remains of a killed command are found.
         self.write_endpoint(turn, network, &endpoint)?;
         let bridge = self.bridge(turn, network).await?;
         let pod = PodRef {

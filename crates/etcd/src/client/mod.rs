@@ -26,7 +26,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tonic::transport::Channel;
 
-/// Where the cluster is and what of it is ours.
+/// The addresses of the cluster and our part of it.
 #[derive(Debug, Clone)]
 pub struct EtcdOptions {
     /// URLs of the members, `http://` or `https://`.

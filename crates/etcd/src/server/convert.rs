@@ -144,7 +144,7 @@ pub(crate) fn ttl_too_large() -> Status {
     status(Code::OutOfRange, "too large lease TTL")
 }
 
-/// The error a client of etcd knows for what went wrong in the store.
+/// Translates an error of the store to one that a client of etcd knows.
 pub(crate) fn refused(error: &StoreError) -> Status {
     match error {
         StoreError::Compacted { .. } => compacted(),

@@ -161,9 +161,9 @@ fn check_ops(ops: &[RequestOp], depth: usize, written: &mut Written) -> Result<(
                 written.deletes.push(keys);
             }
             Some(Op::RequestTxn(inner)) => {
-                // Its branches are looked into once, together with what surrounds them.
+                // Its branches are checked once, together with the surrounding operations.
                 check_shape(inner, depth + 1)?;
-                // Only one of the two happens, but both together with what surrounds them.
+                // Only one of the two happens, but each together with the surrounding operations.
                 let mut all = written.clone();
                 for ops in [&inner.success, &inner.failure] {
                     let mut branch = written.clone();

@@ -119,7 +119,7 @@ impl Cluster {
         self.leader_but(&[]).await
     }
 
-    /// The same, when what `others` think does not count.
+    /// The same, ignoring the opinion of `others`.
     pub async fn leader_but(&self, others: &[usize]) -> usize {
         for _ in 0..200 {
             for n in

@@ -1,4 +1,4 @@
-//! The contract, and what only a cluster can do to us, against a real etcd on loopback.
+//! The contract, and faults that only a cluster has, against a real etcd on loopback.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../../../store/tests/contract/suite.rs"]

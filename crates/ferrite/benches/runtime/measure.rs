@@ -38,7 +38,7 @@ impl Sides<'_> {
 }
 
 /// Every round has runtimes of its own on directories of their own, and nothing is removed in between: file systems
-/// are slow to use again what was given back to them a moment ago.
+/// are slow to reuse space that was just freed.
 pub async fn pull(table: &mut Table, dir: &Path, pushed: &Pushed) {
     let (packed, unpacked) = pushed.large_size;
     println!("image of {} MB, {} MB compressed", unpacked / 1_000_000, packed / 1_000_000);

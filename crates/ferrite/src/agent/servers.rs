@@ -118,7 +118,7 @@ pub struct Servers {
 }
 
 impl Servers {
-    /// Starts forwarding. `given` is what the user names; without it there must be a list in `file`.
+    /// Starts forwarding. `given` is the user's server; without it there must be a list in `file`.
     pub async fn start(file: &Path, given: Option<ServerAddress>, scope: &Scope) -> Result<Self, BoxError> {
         let kept = match ferrite_hostfs::read_head(file, 1 << 20) {
             Ok(bytes) => ferrite_json::from_slice(&bytes).unwrap_or_default(),

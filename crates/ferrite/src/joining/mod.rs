@@ -18,7 +18,7 @@ use std::time::Duration;
 /// between nodes are made with it, and so are the filters of NetworkPolicies.
 pub const PROXY_USER: &str = "system:kube-proxy";
 pub const DNS_USER: &str = "system:ferrite:dns";
-/// The rights of nodes to read NetworkPolicies and what they are about.
+/// The rights of nodes to read NetworkPolicies and the objects that they select.
 const POLICIES_ROLE: &str = "ferrite:node-network-policies";
 
 /// Time limit of a server's first response.

@@ -78,7 +78,7 @@ pub struct KubeControllerManager {
     /// Addresses of one subset of Endpoints that are mirrored at most.
     #[arg(long, default_value_t = 1000, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
     mirroring_max_endpoints_per_subset: u16,
-    /// Delete what belonged to objects that are gone. The API server must have the same setting.
+    /// Delete objects whose owners are gone. The API server must have the same setting.
     #[arg(long, default_value_t = true, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
     enable_garbage_collector: bool,
     /// Hand claims without a volume to the provisioners of their classes.
@@ -377,7 +377,7 @@ impl KubeControllerManager {
     }
 }
 
-/// Says which names are wrong, and what may have been meant.
+/// Names the wrong names, and similar ones.
 fn unknown_controllers(names: &[String]) -> String {
     let hints = names.iter().map(|name| {
         let known = ferrite_controllers::CONTROLLERS.iter().map(|entry| entry.name);

@@ -286,7 +286,8 @@ fn proxy_config(
     })
 }
 
-/// Sets what connection tracking needs. In a container `/proc/sys` may be read-only: that is not a reason to fail.
+/// Sets the sysctls of connection tracking. In a container `/proc/sys` may be read-only: that is not a
+/// reason to fail.
 fn set_sysctls(settings: &Settings) {
     for sysctl in &settings.sysctls {
         let file = format!("/proc/sys/net/netfilter/{}", sysctl.name);

@@ -338,7 +338,7 @@ fn eviction(settings: &Settings) -> Result<EvictionSettings, SettingsError> {
     })
 }
 
-/// Memory that pods cannot have, as upstream's hard threshold takes it off what is allocatable.
+/// Memory that pods cannot have, as upstream subtracts its hard threshold from allocatable memory.
 fn eviction_memory(eviction: &EvictionSettings, total: i64) -> Result<i64, SettingsError> {
     const FIELD: &str = "evictionHard";
     let Some(text) = eviction.hard.get("memory.available") else { return Ok(0) };

@@ -161,7 +161,7 @@ impl Machines {
         write(&self.record(&machine.name), machine)
     }
 
-    /// Keeps what nodes that are added later are started with.
+    /// Saves the start options of nodes that are added later.
     pub fn remember(&self, options: &MachineOptions) -> Result<(), BoxError> {
         write(&self.paths.nodes().join("options.json"), options)
     }

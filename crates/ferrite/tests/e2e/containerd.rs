@@ -65,8 +65,8 @@ impl Drop for Containerd {
         let _ = self.child.kill();
         let _ = self.child.wait();
         let directory = self.dir.path().to_str().unwrap().to_owned();
-        // Shims outlive containerd by design; those of ours name our socket. Ending one ends what it runs only if its
-        // pod was removed before, so whatever lives below our directory is ended too.
+        // Shims outlive containerd by design; those of ours name our socket. Ending one ends its processes
+        // only if its pod was removed before, so whatever lives below our directory is ended too.
         for pid in processes() {
             let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
             let root = std::fs::read_to_string(format!("/proc/{pid}/mountinfo")).unwrap_or_default();

@@ -140,7 +140,8 @@ fn a_pod_has_the_devices_that_it_asks_for() {
     world.wait_ready("second");
     plugin.wait_for(&world, "a container starts with one");
 
-    // The kubelet is killed and starts again: the plugin registers by itself, pods go on, and what they have stays theirs.
+    // The kubelet is killed and starts again: the plugin registers by itself, and pods go on and keep their
+    // devices.
     world.kill();
     world.up();
     plugin.wait_for(&world, "registered");

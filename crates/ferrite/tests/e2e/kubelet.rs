@@ -410,7 +410,7 @@ fn a_kubelet_without_an_api_server_runs_its_directory() {
     assert_eq!(ask(&world, "", "/containerLogs/default/web-alone/c").0, "200");
     assert!(world.log().contains("half.yaml"), "{}", world.log());
 
-    // Killed and started anew, it adopts what runs.
+    // Killed and started anew, it adopts the running pods.
     drop(kubelet);
     let kubelet = machine.kubelet(&configuration, &[]);
     let restarts = eventually("it is adopted", || {

@@ -16,8 +16,8 @@ pub struct Traces {
 }
 
 impl Traces {
-    /// Everything of this test's own: others run beside it, so only what mentions our directory, our cluster or
-    /// our namespace counts.
+    /// Everything of this test's own: others run beside it, so only traces that mention our directory, our
+    /// cluster or our namespace count.
     pub fn take(world: &World) -> Self {
         let root = world.path("");
         let ours = root.to_str().unwrap().trim_end_matches('/').to_owned();

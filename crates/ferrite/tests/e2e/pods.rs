@@ -147,7 +147,7 @@ spec:
     resize(&world, "80Mi");
     world.watch(&["pod", "p"], |pod| has(pod, "80Mi") && condition(pod, "PodResizePending").is_none());
     assert_eq!(limit(), "83886080");
-    // The node remembers what it gave.
+    // The node remembers the allocated amounts after a restart.
     world.kill();
     world.start_again();
     let pod = world.watch(&["pod", "p"], |pod| is_ready(pod) && has(pod, "80Mi"));

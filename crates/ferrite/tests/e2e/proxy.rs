@@ -21,7 +21,7 @@ use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 use tokio_tungstenite::tungstenite::protocol::{Message, Role};
 
-/// Tells what it was asked, except for a few paths.
+/// Returns the request, except for a few paths.
 async fn answer(mut request: Request<Incoming>) -> http::Result<Response<Full<Bytes>>> {
     let host = request.headers()[header::HOST].to_str().unwrap().to_owned();
     let made = Response::builder();

@@ -1,4 +1,4 @@
-//! Several servers on one real etcd: killed, paused and cut off, under clients that count what fails.
+//! Several servers on one real etcd: killed, paused and cut off, under clients that count failures.
 
 use crate::world::*;
 use ferrite_json::{Value, json};
@@ -594,7 +594,7 @@ fn a_leader_that_was_paused_or_cut_off_does_not_go_on() {
     let (twice, left) = (history.count() - (MANY + 1), MANY - done);
     assert!(twice <= BATCH, "{twice} pods were made twice, {left} were left to make");
 
-    // Cut off: it gives up, the other stays, and what it serves afterwards is what the other wrote.
+    // Cut off: it gives up, the other stays, and afterwards it serves the other's writes.
     fleet.kubectl(1, &["create", "configmap", "before"]);
     fleet.connect(1, false);
     assert_eq!(fleet.wait_for_leader(0, Some(1)), 0);

@@ -1,4 +1,4 @@
-//! The store's own commands, and etcd's tools, on what a real API server writes.
+//! The store's own commands, and etcd's tools, on the data of a real API server.
 
 use crate::server::*;
 use crate::world::*;

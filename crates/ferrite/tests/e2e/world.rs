@@ -61,7 +61,7 @@ impl Netns {
         .unwrap()
     }
 
-    /// The answer's body, or what went wrong.
+    /// The response's body, or the error.
     pub fn http_get(&self, address: SocketAddr, path: &str) -> Result<String, String> {
         let path = path.to_owned();
         self.run(move || http_get(address, &path))
@@ -116,7 +116,7 @@ impl World {
         world
     }
 
-    /// Starts what was prepared, with options that were not known before.
+    /// Starts the prepared cluster, with options that were not known before.
     pub fn start_in(&mut self, extra: &[&str]) {
         self.extra.extend(extra.iter().map(|a| (*a).to_owned()));
         self.up();
@@ -224,7 +224,7 @@ impl World {
         self.kubectl_command(arguments).output().expect("kubectl can be run")
     }
 
-    /// Runs kubectl and answers what it printed.
+    /// Runs kubectl and returns its output.
     pub fn kubectl(&self, arguments: &[&str]) -> String {
         let output = self.try_kubectl(arguments);
         assert!(
@@ -244,7 +244,7 @@ impl World {
         String::from_utf8(output.stderr).unwrap()
     }
 
-    /// Creates what a manifest describes.
+    /// Creates the objects of a manifest.
     pub fn create(&self, manifest: &str) {
         let path = self.write("manifest.yaml", manifest);
         self.kubectl(&["create", "-f", path.to_str().unwrap()]);
@@ -255,7 +255,7 @@ impl World {
         ferrite_json::from_str(&text).unwrap()
     }
 
-    /// Watches one object until `accept` likes what it sees. Waits for events; the time is only a bound.
+    /// Watches one object until `accept` returns true. Waits for events; the time is only a bound.
     pub fn watch(&self, object: &[&str], mut accept: impl FnMut(&Value) -> bool) -> Value {
         let [flags @ .., kind, name] = object else { panic!("{object:?} names no object") };
         // Asked for one object by name, kubectl reads it, watches, and drops the first event of the watch: a change in

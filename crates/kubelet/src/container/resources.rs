@@ -67,7 +67,7 @@ pub(crate) fn container_resources(
     let resources = container.resources.as_ref();
     let (requests, limits) =
         (resources.and_then(|r| r.requests.as_ref()), resources.and_then(|r| r.limits.as_ref()));
-    // A container without a limit of its own may use what the pod as a whole may.
+    // A container without a limit of its own has the pod's limit.
     let of_pod = model::spec(pod).resources.as_ref().and_then(|r| r.limits.as_ref());
     let cpu_limit =
         quantity::milli_of(limits, "cpu").or_else(|| quantity::milli_of(of_pod, "cpu")).unwrap_or(0);
@@ -151,7 +151,7 @@ pub(crate) fn requests(pod: &Pod) -> BTreeMap<String, i64> {
     sums
 }
 
-/// The larger of what containers need together and what each init container needs at its turn beside the
+/// The larger of the containers' needs together and each init container's need at its turn beside the
 /// sidecars started before it.
 pub(crate) fn pod_resources(pod: &Pod) -> PodResources {
     let containers = model::containers(pod);

@@ -123,7 +123,7 @@ impl Devices {
         let found = state_file::read(&dir.join(checkpoint::FILE))?;
         let is_new = found.is_none();
         let restored = found.map(|bytes| checkpoint::read(&bytes)).transpose().unwrap_or_else(|error| {
-            // As upstream: pods that run go on, and what is free is not known for certain.
+            // As upstream: pods that run go on, and the free devices are not known for certain.
             tracing::error!(path = %dir.display(), %error, "could not read the checkpoint of devices; starting without it");
             None
         });
@@ -336,7 +336,7 @@ impl Devices {
         self.lock().plugins.get(resource).map(|one| one.plugin.clone())
     }
 
-    /// Prepares a container's devices for its start, and answers what it gets with them.
+    /// Prepares a container's devices for its start, and returns the settings for it.
     pub(crate) async fn prepare(
         &self,
         pod: &Pod,

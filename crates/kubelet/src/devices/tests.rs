@@ -345,7 +345,7 @@ async fn a_plugin_that_talks_too_much_is_bounded() {
     until(&h, |amounts| amounts[GPU] == (1, 0)).await;
     h.delete("p", 0);
     h.until_gone("p").await;
-    // More than a list may have: the plugin is gone for us, and what it said before does not count any longer.
+    // More than a list may have: the plugin counts as gone, and its earlier list does not count any longer.
     let talker = plugin(&h, Manner::Good, "a").await;
     let devices = (0..200_000).map(|n| (format!("device-with-a-rather-long-name-{n}"), true)).collect();
     talker.devices.send_replace(devices);

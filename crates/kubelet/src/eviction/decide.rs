@@ -1,4 +1,4 @@
-//! From what was observed to what has to be done: conditions of the node, and the threshold to act on.
+//! Decides from observations: conditions of the node, and the threshold to act on.
 
 use super::signals::{Pressure, Signal, Threshold};
 use jiff::Timestamp;
@@ -67,7 +67,7 @@ impl EvictionState {
             .filter(|(t, at)| t.grace.is_none_or(|grace| elapsed(*at) >= grace))
             .map(|(t, _)| *t)
             .collect();
-        // Memory first; and what acts at once before what had a grace.
+        // Memory first; and hard thresholds before soft ones.
         due.sort_by_key(|t| (t.signal, t.grace.is_some()));
         self.first_crossed = first_crossed;
         self.met.clone_from(&due);

@@ -76,7 +76,7 @@ impl Signal {
     }
 }
 
-/// An amount, or a share of what there is at most.
+/// An amount, or a share of the capacity.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Amount {
     Units(i64),

@@ -32,7 +32,7 @@ pub(crate) struct Keyring {
 }
 
 impl Keyring {
-    /// Adds what a secret of a docker type holds. Anything else is left out.
+    /// Adds the credentials of a secret of a docker type. Anything else is left out.
     pub(crate) fn add(&mut self, secret: &Secret) {
         let data = |key: &str| secret.data.as_ref().and_then(|d| d.get(key)).map(|v| v.0.as_slice());
         let auths = match secret.type_.as_deref() {

@@ -81,8 +81,8 @@ impl Images {
         Self { providers, ..self }
     }
 
-    /// Makes sure that the container's image is there, as its policy says. The error is what the container
-    /// waits for.
+    /// Makes sure that the container's image is there, as its policy says. The error is the container's
+    /// waiting reason.
     pub(crate) async fn ensure(
         &self,
         pod: &Pod,

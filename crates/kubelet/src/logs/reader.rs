@@ -67,14 +67,14 @@ pub(crate) async fn stream(
         let Some(watcher) = watcher.as_mut().filter(|_| !ended) else { return Ok(()) };
         tokio::select! {
             changed = watcher.changed() => changed?,
-            // One more pass takes what was written last.
+            // One more pass takes the last lines.
             () = &mut ending => ended = true,
             () = out.closed() => return Ok(()),
         }
     }
 }
 
-/// Sends what the file holds beyond the present position. Answers false when the reader wants no more.
+/// Sends the file's content beyond the present position. Returns false when the reader wants no more.
 async fn drain(
     file: &mut (impl AsyncRead + Unpin),
     pending: &mut Vec<u8>,

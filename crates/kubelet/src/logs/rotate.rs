@@ -56,7 +56,7 @@ async fn pass(context: &Context, max_size: u64, max_files: usize) -> ferrite_cri
     Ok(())
 }
 
-/// Moves the log aside and removes the oldest of what was moved before. Answers the new name.
+/// Moves the log aside and removes the oldest of the earlier files. Returns the new name.
 fn rotate_files(path: &Path, max_files: usize) -> io::Result<PathBuf> {
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let dir = path.parent().unwrap_or(Path::new("/"));

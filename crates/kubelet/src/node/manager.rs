@@ -100,7 +100,7 @@ impl NodeManager {
         self.register().await;
         let changed = self.refresh.clone();
         informer.subscribe(move |change: &Change<Node>| {
-            // Gone: register again. Changed by others: put right what is ours.
+            // Gone: register again. Changed by others: restore our own fields.
             if !matches!(change, Change::Added(_)) {
                 changed.notify_one();
             }
@@ -237,7 +237,7 @@ impl NodeManager {
         status::node_status(&self.config, &self.machine, observed, before, self.port, self.clock.now())
     }
 
-    /// Writes what differs. Answers whether the server has it now.
+    /// Writes the differences. Returns true if the server has them now.
     async fn write(&self, node: &Node, force: bool) -> bool {
         let nodes = Api::<Node>::all(self.client.clone());
         let observed = self.observe().await;

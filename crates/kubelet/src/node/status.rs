@@ -1,4 +1,4 @@
-//! The Node's status: a pure function of the machine and of what the runtime says.
+//! The Node's status: a pure function of the machine and of the runtime's reports.
 
 use super::features::RuntimeFeatures;
 use super::machine::Machine;

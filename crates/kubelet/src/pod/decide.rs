@@ -49,7 +49,7 @@ pub(crate) enum KillCause {
     Unknown,
 }
 
-/// Give a running container what is allocated to it.
+/// Give a running container its allocated resources.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Resize {
     pub id: String,
@@ -89,7 +89,7 @@ impl Actions {
     }
 }
 
-/// The next actions. Applied, they change what the runtime has; the runtime's event asks again.
+/// The next actions. Applied, they change the runtime's state; the runtime's event triggers the next sync.
 pub(crate) fn decide(inputs: &Inputs<'_>) -> Actions {
     let containers = model::containers(inputs.pod);
     match sandbox_verdict(inputs.pod, inputs.runtime) {

@@ -1,4 +1,4 @@
-//! Reads what the runtime has for a pod.
+//! Reads the runtime's state of a pod.
 
 use super::labels;
 use super::runtime_pod::{Instance, RunState, RuntimePod, Sandbox};

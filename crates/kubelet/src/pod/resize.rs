@@ -22,7 +22,7 @@ use std::path::Path;
 
 /// The condition of a pod whose resize the node has not allocated.
 pub(crate) const PENDING: &str = "PodResizePending";
-/// The condition of a pod whose containers do not have yet what is allocated to them.
+/// The condition of a pod whose containers do not have their allocated resources yet.
 pub(crate) const IN_PROGRESS: &str = "PodResizeInProgress";
 
 const FILE: &str = "allocation.json";
@@ -39,7 +39,8 @@ pub(crate) struct Allocation {
 }
 
 impl Allocation {
-    /// Reads the file in the pod's directory. None if there is none: then the containers have what they started with.
+    /// Reads the file in the pod's directory. None if there is none: then the containers have the resources
+    /// of their start.
     pub(crate) fn load(pod_dir: &Path) -> Option<Self> {
         let bytes = ferrite_hostfs::read_head(&pod_dir.join(FILE), MAX_FILE).ok()?;
         ferrite_json::from_slice(&bytes).ok()
@@ -69,13 +70,13 @@ impl Allocation {
         self.allocated = amounts.collect();
     }
 
-    /// A container has what is allocated to it. Instances that are gone are forgotten.
+    /// A container has its allocated resources. Instances that are gone are forgotten.
     pub(crate) fn applied(&mut self, id: &str, resources: ResourceRequirements, runtime: &RuntimePod) {
         self.applied.insert(id.to_owned(), resources);
         self.applied.retain(|known, _| runtime.instances.iter().any(|instance| instance.id == *known));
     }
 
-    /// Notes on each instance what it was given since it started.
+    /// Records on each instance its resources since it started.
     pub(crate) fn note(&self, runtime: &mut RuntimePod) {
         for instance in &mut runtime.instances {
             if let Some(resources) = self.applied.get(&instance.id) {
@@ -146,7 +147,7 @@ pub(crate) fn widest(pod: &Pod, runtime: &RuntimePod) -> PodResources {
     }
 }
 
-/// The way in which a running container comes to what is allocated to it.
+/// The way in which a running container gets its allocated resources.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Change {
     Nothing,
@@ -206,11 +207,11 @@ pub(crate) fn allocated_by_status(pod: &Pod) -> Cow<'_, Pod> {
 /// The progress of a resize.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Progress {
-    /// The node has no room for what the pod asks for now.
+    /// The node has no room for the pod's request now.
     pub deferred: Option<String>,
-    /// The node will never have what the pod asks for.
+    /// The node will never have the resources that the pod asks for.
     pub infeasible: Option<String>,
-    /// Containers do not have yet what is allocated to them.
+    /// Containers do not have their allocated resources yet.
     pub is_applying: bool,
     /// The last attempt to apply it failed.
     pub error: Option<String>,
@@ -311,7 +312,7 @@ mod tests {
             ("1", Some("1000m"), RunState::Running, false, 1000),
             ("2", Some("1"), RunState::Running, true, 1000),
             ("500m", Some("1"), RunState::Running, true, 1000),
-            // It starts again with what is asked for.
+            // It starts again with the requested resources.
             ("2", Some("1"), RunState::Exited, false, 2000),
             ("2", None, RunState::Running, false, 2000),
         ] {

@@ -1,4 +1,4 @@
-//! A pod's status, computed from its spec and from what the runtime has.
+//! A pod's status, computed from its spec and from the runtime's state.
 
 use super::model::{self, ContainerKind, PodContainer, RestartPolicy};
 use super::resize;
@@ -163,7 +163,7 @@ fn container_status(
         .flatten()
         .find(|s| s.name == spec.name);
     let Some(latest) = inputs.runtime.latest(&spec.name) else {
-        // Its records are gone, but what was said before was true.
+        // Its records are gone, but the earlier status was true.
         if let Some(known) =
             known.filter(|k| k.container_id.is_some() && (inputs.terminating || inputs.terminated))
         {

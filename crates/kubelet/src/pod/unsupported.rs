@@ -1,5 +1,5 @@
-//! Pods that wait for what this node does not have. As upstream such a pod is not failed: it stays Pending, and
-//! events say why.
+//! Pods that wait for features that this node does not have. As upstream such a pod is not failed: it stays
+//! Pending, and events say why.
 
 use super::model;
 use k8s_openapi::api::core::v1::{Pod, Volume};

@@ -450,7 +450,7 @@ impl Worker {
         }
     }
 
-    /// Does what was decided. Answers when a failed start may be tried again.
+    /// Carries out the decisions. Returns the time at which a failed start may be tried again.
     async fn apply(
         &mut self,
         pod: &Arc<Pod>,
@@ -568,7 +568,8 @@ impl Worker {
         }
     }
 
-    /// The pod has run its course, or may not run: stop what is left, free what it held, keep its records.
+    /// The pod has run its course, or may not run: stop its remaining containers, free its resources, keep
+    /// its records.
     async fn finish(&mut self, pod: &Arc<Pod>, runtime: &RuntimePod) -> Result<(), SyncError> {
         let context = self.context.clone();
         self.probes.stop();

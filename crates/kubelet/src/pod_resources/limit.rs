@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// A bucket of tokens. Time is what has passed since it was made.
+/// A token bucket. Times are counted from its creation.
 #[derive(Debug)]
 pub(crate) struct Limit {
     rate: f64,

@@ -46,7 +46,7 @@ impl Server {
         json(&json!({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": items}))
     }
 
-    /// Runs a command to its end and answers with what it wrote.
+    /// Runs a command to its end and answers with its output.
     pub(super) async fn run(
         &self,
         request: &Request<Incoming>,

@@ -23,7 +23,7 @@ enum FileError {
     Manifest(#[from] ManifestError),
 }
 
-/// Reads manifests and remembers what each file last held.
+/// Reads manifests and remembers the last content of each file.
 pub(crate) struct DirectorySource {
     path: PathBuf,
     node: String,

@@ -18,7 +18,7 @@ pub(crate) fn is_mirror(pod: &Pod) -> bool {
     pod.metadata.annotations.as_ref().is_some_and(|annotations| annotations.contains_key(MIRROR))
 }
 
-/// Something to do so that the API shows what runs.
+/// An action that brings the mirror pods in line with the static pods.
 #[derive(Debug, PartialEq)]
 enum MirrorAction {
     Create(Box<Pod>),

@@ -66,7 +66,7 @@ impl TopologyScope {
     }
 }
 
-/// For what nodes are chosen at once.
+/// The unit for which nodes are chosen at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum TopologyScope {
     #[default]

@@ -329,7 +329,7 @@ impl ResourceManager {
         self.after_release(released).await;
     }
 
-    /// Frees what pods have that do not exist any longer.
+    /// Frees the resources of pods that do not exist any longer.
     pub(crate) async fn retain(&self, live: &BTreeSet<String>) {
         self.devices.retain(live).await;
         let released = self.cpu().retain(live);

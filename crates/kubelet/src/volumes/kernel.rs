@@ -113,8 +113,8 @@ pub(crate) fn bind_sub_path(volume: &Path, sub: &str, point: &Path) -> io::Resul
     bind(&fd, point).map(drop)
 }
 
-/// Binds what `fd` refers to at `point`, without the mounts below it, as a private mount. Answers whether it was not
-/// mounted yet.
+/// Binds the file of `fd` at `point`, without the mounts below it, as a private mount. Returns true if it
+/// was not mounted yet.
 pub(crate) fn bind(fd: &OwnedFd, point: &Path) -> io::Result<bool> {
     if mounts::is_mount_point(point)? {
         return Ok(false);

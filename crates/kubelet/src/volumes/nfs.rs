@@ -12,7 +12,7 @@ use tokio::process::Command;
 
 /// Longest wait for a server that does not answer before the pod gets an error.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Of what the helper says, so much is repeated.
+/// Length of the helper's output that is repeated in errors.
 const OUTPUT: usize = 1024;
 
 #[derive(Debug, thiserror::Error)]

@@ -12,7 +12,7 @@ pub(super) struct GroupChange {
     pub only_on_mismatch: bool,
 }
 
-/// Group read and write, as upstream; directories can be entered, and what is made in them has their group.
+/// Group read and write, as upstream; directories can be entered, and new files in them have their group.
 const FILE_MODE: u32 = 0o660;
 const DIRECTORY_MODE: u32 = 0o2770;
 /// The bits of a mode that can be set.

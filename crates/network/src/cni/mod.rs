@@ -48,7 +48,7 @@ impl CniConfig {
     pub const PATIENCE: Duration = Duration::from_secs(220);
 }
 
-/// Why a network of plugins did not do what it was asked.
+/// A failure of a network of plugins.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CniError {
@@ -252,7 +252,7 @@ impl CniNetwork {
         Self::new(config).collect_garbage(&[]).await
     }
 
-    /// Asks the plugins whether a pod still has what they gave it.
+    /// Asks the plugins if a pod still has its network.
     pub async fn check(&self, sandbox: &str) -> Result<(), NetworkError> {
         let Some(cached) = self.cached(sandbox)? else { return Ok(()) };
         let network = NetworkConfig::parse(cached.config.to_string().as_bytes()).map_err(CniError::from)?;
@@ -267,7 +267,7 @@ impl CniNetwork {
         Ok(())
     }
 
-    /// Takes back what sandboxes have that are not in `live`, and lets plugins of version 1.1.0 look for more.
+    /// Detaches sandboxes that are not in `live`, and lets plugins of version 1.1.0 look for more.
     pub async fn collect_garbage(&self, live: &[String]) -> Result<(), NetworkError> {
         let suffix = format!("-{INTERFACE}.json");
         let entries = fs::read_dir(&self.config.cache).into_iter().flatten().flatten();

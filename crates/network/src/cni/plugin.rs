@@ -14,7 +14,7 @@ use tokio::process::Command;
 /// No result and no message is larger.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// Why a plugin did not do what it was asked.
+/// A failure of a plugin.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PluginError {

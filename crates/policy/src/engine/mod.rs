@@ -1,8 +1,8 @@
-//! From what is known of policies, pods and namespaces to the changes of the table. No I/O.
+//! Computes the changes of the table from policies, pods and namespaces. No I/O.
 //!
 //! Everything that pods share is shared in the table: pods with the same rules have one class, equal rules one chain,
-//! equal selectors one group. Each counts its users and goes with the last. A change costs what it touches: a pod costs
-//! its memberships, a policy the pods of its namespace on this node.
+//! equal selectors one group. Each counts its users and goes with the last. The cost of a change depends on
+//! its size: a pod costs its memberships, a policy the pods of its namespace on this node.
 
 mod elements;
 
@@ -31,7 +31,7 @@ struct Shared {
 type ClassKey = (Direction, BTreeSet<PolicyRule>);
 type NameKey = (Protocol, String);
 
-/// A pod, and what the table has for it.
+/// A pod, and its entries in the table.
 #[derive(Debug, Default)]
 struct PodState {
     /// `None` for a pod that has a link before its object is known.
@@ -196,7 +196,7 @@ impl Engine {
         id
     }
 
-    /// Brings the table in line with what is known of a pod.
+    /// Brings the table in line with the facts of a pod.
     fn refresh(&mut self, name: &Name) {
         let Some(mut pod) = self.pods.remove(name) else { return };
         if pod.facts.is_none() && pod.attached.is_empty() {
@@ -251,7 +251,7 @@ impl Engine {
             .collect();
         self.withdraw(name, &pod);
         pod = PodState { addresses, groups, ports, local, ..pod };
-        // The new classes come first, so that what both have in common stays.
+        // The new classes come first, so that the common parts stay.
         let old = std::mem::take(&mut pod.classes);
         self.claim(name, &pod);
         self.pods.insert(name.clone(), pod);

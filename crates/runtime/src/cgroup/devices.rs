@@ -80,7 +80,7 @@ pub fn program(rules: &[LinuxDeviceCgroup]) -> Option<Vec<Instruction>> {
             instruction(SKIP_UNLESS, 2, 0, 0, kind),
             instruction(COPY, 6, 3, 0, 0),
             instruction(AND, 6, 0, 0, access),
-            // All that is asked for must be in what is allowed.
+            // All of the requested access must be allowed.
             instruction(SKIP_UNLESS_EQUAL, 6, 3, 0, 0),
         ];
         if let Some(major) = number(rule.major()) {

@@ -120,7 +120,7 @@ impl Layout {
             .or_else(|| self.mounts().first().map(|mount| below(mount, path)))
     }
 
-    /// Makes the group and what is missing above it, ready for processes and limits.
+    /// Makes the group and the missing groups above it, ready for processes and limits.
     pub fn create(&self, path: &str) -> io::Result<()> {
         match self {
             Self::V1(hierarchies) => {
@@ -331,7 +331,7 @@ fn below(mount: &Path, path: &str) -> PathBuf {
     mount.join(path.trim_start_matches('/'))
 }
 
-/// A cpuset without CPUs takes no process, and a new one has none: copy what the parent has, from the top.
+/// A cpuset without CPUs takes no process, and a new one has none: copy the parent's, from the top.
 fn create_cpuset(mount: &Path, path: &str) -> io::Result<()> {
     let mut parent = mount.to_owned();
     for part in Path::new(path.trim_start_matches('/')) {

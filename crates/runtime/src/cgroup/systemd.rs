@@ -108,7 +108,7 @@ fn limits_of(resources: &LinuxResources) -> Limits {
 /// A process that only waits, until the value is dropped or this process ends.
 pub struct Holder {
     pid: i32,
-    /// The other end of what it waits on.
+    /// The other end of the pipe that it waits on.
     _alive: OwnedFd,
 }
 

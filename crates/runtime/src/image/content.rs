@@ -150,7 +150,7 @@ impl ContentStore {
         Ok(())
     }
 
-    /// Removes what is left of interrupted downloads.
+    /// Removes the remains of interrupted downloads.
     pub(crate) fn remove_partial(&self, keep: impl Fn(&Digest) -> bool) -> Result<(), ImageError> {
         for entry in fs::read_dir(&self.ingest).map_err(ImageError::io("list", &self.ingest))?.flatten() {
             if let Some(digest) = entry.file_name().to_str().and_then(Digest::from_hex)

@@ -98,7 +98,7 @@ impl ImageView {
             ImageError::invalid(format!("layer {diff_id}"), "its archive is not here: pull the image again")
         })?;
         let failed = |error: io::Error| ImageError::invalid(format!("layer {diff_id}"), error);
-        // A header needs the size, and what comes out of a blob is known only when it has come out.
+        // A header needs the size, and the size of an unpacked blob is known only at its end.
         let mut counted = HashingReader::new(decompress(self.0.content.open_blob(&blob)?)?);
         io::copy(&mut counted, &mut io::sink()).map_err(failed)?;
         let (actual, size) = counted.finish();

@@ -200,7 +200,7 @@ impl ImageStore {
         blocking(move || {
             store.layers.commit(staged)?;
             store.record_image(new)?;
-            // The unpacked layers are what is used; keeping their archives would double the space.
+            // Only the unpacked layers are used; keeping their archives would double the space.
             let archives: Vec<_> = layers.into_iter().map(|(digest, _)| digest).collect();
             store.discard(&archives, content)?;
             drop(metadata);

@@ -78,7 +78,7 @@ impl ImageStore {
         Self::open_with(root, Limits::default())
     }
 
-    /// [`open`](Self::open) with other limits on what a layer may contain.
+    /// [`open`](Self::open) with other limits on the contents of a layer.
     pub fn open_with(root: PathBuf, limits: Limits) -> Result<Arc<Self>, ImageError> {
         // Layers have set-user-id programs: users of the node must not reach them.
         ferrite_hostfs::private_dir(&root).map_err(ImageError::io("create", &root))?;
@@ -249,7 +249,7 @@ impl ImageStore {
         let mut collected = Collected::default();
         let mut doomed = Vec::new();
         {
-            // Both are held so that nobody can start to rely on what is about to go.
+            // Both are held so that nobody can start to use objects that are about to go.
             let index = self.index();
             let leases = self.leases();
             let mut needed: HashSet<&Digest> = leases.digests.keys().collect();
@@ -280,7 +280,7 @@ impl ImageStore {
             self.content.remove_partial(|digest| needed.contains(digest))?;
         }
         for (path, info) in doomed {
-            // The layer is out of the store already; the next start removes what stays.
+            // The layer is out of the store already; the next start removes the rest.
             super::layer::remove(&path);
             collected.layers += 1;
             collected.bytes += info.bytes;
@@ -422,7 +422,7 @@ impl ImageStore {
     }
 }
 
-/// Opening cleans up what another process might be working on, so there can be only one.
+/// Opening cleans up unfinished work, which might be another process's, so there can be only one.
 fn lock(root: &Path, how: FlockArg) -> Result<Flock<File>, ImageError> {
     let path = root.join("lock");
     let file = File::options().create(true).truncate(false).write(true).open(&path);

@@ -47,7 +47,7 @@ fn refuse_unsupported(config: &ContainerConfig, map: Option<&IdMap>) -> Result<(
 
 /// There where the kernel has SELinux enabled.
 const SELINUX: &str = "/sys/fs/selinux/enforce";
-/// Changes with what the compiler makes of the same profile.
+/// Changes when the compiler makes another program of the same profile.
 const SECCOMP_COMPILER: &str = "3";
 /// Reading, writing and making a node.
 const ALL_ACCESS: &str = "rwm";
@@ -120,7 +120,7 @@ fn add_cdi_devices(
     Ok(nodes)
 }
 
-/// Where a path is mounted, and whether what is mounted below it shows elsewhere, by `mountinfo`.
+/// The mount point of a path, and true if mounts below it show elsewhere, by `mountinfo`.
 fn mount_of(mountinfo: &str, path: &Path) -> Option<(PathBuf, bool)> {
     let parse = |line: &str| {
         let mut fields = line.split(' ');
@@ -304,7 +304,7 @@ impl Inner {
         config.mounts.iter().filter(|mount| spec::is_image(mount)).map(find).collect()
     }
 
-    /// Programs are shared by every container with the same profile and named by what they contain.
+    /// Programs are shared by every container with the same profile and named by their content.
     fn seccomp_programs(&self, profile: &oci_spec::runtime::LinuxSeccomp) -> Result<Vec<PathBuf>> {
         let mut text = serde_json::to_vec(profile).map_err(|error| Error::internal(error.to_string()))?;
         // Programs of an earlier compiler are not ours.

@@ -94,7 +94,7 @@ pub(crate) struct Inner {
 }
 
 impl Runtime {
-    /// Opens the directories, adopts what runs and buries what died meanwhile.
+    /// Opens the directories, adopts running sandboxes and cleans up after those that died meanwhile.
     ///
     /// Must be called within a tokio runtime.
     pub async fn open(config: Config) -> std::result::Result<Arc<Self>, OpenError> {
@@ -184,7 +184,7 @@ impl Drop for Runtime {
 
 impl Inner {
     fn prepare(config: Config, tickets: Tickets) -> std::result::Result<Self, OpenError> {
-        // Writable layers are below: users of the node must not reach what containers leave there.
+        // Writable layers are below: users of the node must not reach files that containers leave there.
         let (root, run) = (config.root.join(records::SANDBOXES), config.run.join(records::SANDBOXES));
         for path in [config.root.clone(), config.run.clone(), root, run] {
             ferrite_hostfs::private_dir(&path)

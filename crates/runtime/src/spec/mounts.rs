@@ -44,7 +44,7 @@ pub fn mounts(input: &Input<'_>, privileged: bool) -> Result<Vec<Mount>, SpecErr
     for (path, file) in files {
         if let Some(file) = file {
             let mut options = vec!["rbind", "rprivate", "rw"];
-            // The pod's root owns them, as it does what the kubelet mounts.
+            // The pod's root owns them, as it does the kubelet's mounts.
             if input.user_namespace.is_some() {
                 options.push("idmap");
             }

@@ -481,7 +481,7 @@ mod tests {
                 );
             }
         }
-        // A profile that lists what is forbidden: no other interface may lead around it.
+        // A profile that lists forbidden calls: no other interface may lead around it.
         let profile = |architectures: &str| {
             let text = format!(
                 r#"{{"defaultAction":"SCMP_ACT_ALLOW",{architectures}"syscalls":[{{"names":["mkdir"],"action":"SCMP_ACT_ERRNO"}}]}}"#

@@ -130,7 +130,7 @@ async fn read_frames(
                 if let Some(stream) = open.get(&id)
                     && !bytes.is_empty()
                 {
-                    // A stream nobody reads any more swallows what still comes.
+                    // A stream that nobody reads any more discards further data.
                     let _ = stream.send(bytes).await;
                 }
                 if fin {

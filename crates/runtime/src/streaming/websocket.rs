@@ -265,7 +265,7 @@ where
                 continue;
             };
             if let Some(input) = inputs.get(usize::from(channel / 2)) {
-                // A connection that has ended swallows what still comes.
+                // A connection that has ended discards further data.
                 let _ = input.send(bytes).await;
             }
         }

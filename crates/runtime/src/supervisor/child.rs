@@ -311,7 +311,7 @@ pub fn fail(error: &SetupError) -> ! {
     unsafe { libc::_exit(128) }
 }
 
-/// The first process of a pod whose containers share a PID namespace: reaps what others leave behind.
+/// The first process of a pod whose containers share a PID namespace: reaps orphans of others.
 ///
 /// It holds nothing a container could use: no root file system but an empty one, no capabilities, no
 /// descriptors.

@@ -39,7 +39,7 @@ pub(crate) const ROOM: usize = 240;
 /// Entry point: `ferrite-supervisor --spawn`, with a socket as standard input.
 ///
 /// Every message on the socket is the run directory of a sandbox, with a pipe for the answer: one line,
-/// `ready` or what is wrong. The supervisors outlive this process, which ends with the socket. It must be
+/// `ready` or the error. The supervisors outlive this process, which ends with the socket. It must be
 /// called before any thread is started.
 pub fn main(mut args: impl Iterator<Item = std::ffi::OsString>) -> ExitCode {
     if args.nth(1).is_none_or(|first| first != SPAWN) {

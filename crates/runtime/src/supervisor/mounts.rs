@@ -93,7 +93,7 @@ pub fn enter_root(
 fn pivot(root: OwnedFd) -> Result<(), SetupError> {
     nix::unistd::fchdir(&root).context("enter the root")?;
     nix::unistd::pivot_root(".", ".").context("pivot_root")?;
-    // The old root is stacked on the new one: take it away and stand on what remains.
+    // The old root is stacked on the new one: unmount it and stay on the new one.
     umount2(".", MntFlags::MNT_DETACH).context("leave the host's root")?;
     nix::unistd::chdir("/").context("enter the root")?;
     Ok(())
@@ -242,8 +242,8 @@ impl<'a> Guarded<'a> {
         open(relative)
     }
 
-    /// Masks and closes what the description says, on the file system itself. A path the kernel does not have is nothing
-    /// to guard.
+    /// Masks paths and makes them read-only as the description says, on the file system itself. A path that
+    /// the kernel does not have needs no guard.
     fn guard(&self, root: BorrowedFd<'_>, linux: &oci_spec::runtime::Linux) -> Result<(), SetupError> {
         let what = || format!("guard {}", self.at.display());
         let mounted = self.make_directory(root).with(what)?;
@@ -426,7 +426,7 @@ fn existing(root: BorrowedFd<'_>, path: &Path) -> io::Result<Option<OwnedFd>> {
     }
 }
 
-/// Opens a directory beneath the root, making what is missing on the way.
+/// Opens a directory beneath the root, making missing ones on the way.
 pub fn make_directory(root: BorrowedFd<'_>, path: &Path, symlinks: u32) -> io::Result<OwnedFd> {
     match sys::open_beneath(root, path, libc::O_PATH | libc::O_DIRECTORY, Beneath::InRoot) {
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}

@@ -1,4 +1,4 @@
-//! Fits requests into what nodes have left, and prefers nodes with most left.
+//! Fits requests into the free resources of nodes, and prefers nodes with most left.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -99,7 +99,7 @@ impl Sequential {
         Ok(())
     }
 
-    /// Writes what is left and makes everything durable. Answers the file's length.
+    /// Writes the rest and makes everything durable. Returns the file's length.
     fn finish(mut self) -> io::Result<u64> {
         let length = self.written + self.buffer.len() as u64;
         self.buffer.pad();

@@ -283,7 +283,7 @@ async fn revisions_of_lost_heartbeats_are_not_used_again() {
     for file in std::fs::read_dir(dir.path()).unwrap().flatten() {
         std::fs::copy(file.path(), copy.path().join(file.file_name())).unwrap();
     }
-    // The copy is what a power loss would have left.
+    // The copy is the state after a power loss.
     let after = open(&FaultyDisk::default(), copy.path(), options()).unwrap();
     assert_eq!(value(&after, "beat").as_deref(), Some("0"));
     assert!(after.snapshot().revision() > shown);
@@ -366,7 +366,7 @@ async fn a_check_tells_whether_changes_are_taken() {
     assert_eq!(store.check().await, Ok(()));
     disk.set(|p| p.write = Some((0, libc::ENOSPC)));
     assert!(store.commit(put("a", "1")).await.is_err());
-    // The real disk has room, which is what the check tries.
+    // The real disk has room, and the check tries that disk.
     assert_eq!(store.check().await, Ok(()));
     std::fs::create_dir(dir.path().join("probe")).unwrap();
     assert!(matches!(store.check().await, Err(StoreError::Write(_))));
@@ -468,7 +468,7 @@ async fn room_is_made_ahead_and_is_not_taken_for_data() {
     std::fs::write(copy.path().join(log.file_name().unwrap()), &running).unwrap();
     let recovered = super::recover(copy.path(), HistoryLimits::default()).unwrap();
     assert_eq!((recovered.revision.0, recovered.torn), (3, 0));
-    // A flipped bit in what was acknowledged is still found, as long as something intact follows.
+    // A flipped bit in acknowledged data is still found, as long as something intact follows.
     let mut damaged = running.clone();
     damaged[30] ^= 1;
     std::fs::write(copy.path().join(log.file_name().unwrap()), &damaged).unwrap();
@@ -549,7 +549,7 @@ async fn an_old_log_is_written_over_and_what_is_left_of_it_is_nothing() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// The power goes: of what was not synchronised any part may be there, or something else.
+    /// The power goes: of unsynchronised data any part may be there, or something else.
     #[test]
     fn a_power_loss_keeps_what_was_acknowledged(
         commits in 1..120usize,
@@ -591,7 +591,7 @@ proptest! {
                 left.extend_from_slice(&garbage);
             }
             if ahead > 0 && path.ends_with(last_log(dir.path())) {
-                // The room that was made ahead stays, be it zeros or what an older log has left.
+                // The room that was made ahead stays, be it zeros or the remains of an older log.
                 left.extend_from_slice(bytes.get(left.len()..).unwrap_or_default());
             }
             std::fs::write(&path, left).unwrap();

@@ -1,7 +1,7 @@
 //! The bytes on disk.
 //!
 //! A file is a 20-byte header (magic, format version u16, flags u16, salt, crc32 of these) followed by frames. In a log,
-//! a frame is what one synchronisation made durable:
+//! a frame is the data that one synchronisation made durable:
 //!
 //! ```text
 //! magic u32 | length u32 | crc32 u32 (of salt, length and payload) | payload
@@ -35,7 +35,7 @@ const VERSION: u16 = 3;
 const REUSED: u16 = 1;
 /// Header and frames are whole blocks.
 const BLOCKS: u16 = 2;
-/// No frame is longer: bounds what a damaged length can make us read.
+/// No frame is longer: limits the read for a damaged length.
 pub(crate) const MAX_FRAME: usize = 1 << 30;
 
 /// The purpose of a file.
@@ -121,7 +121,7 @@ pub(crate) fn check_header(bytes: &[u8], kind: FileKind) -> Result<Header, Strin
     Ok(Header { salt, reused: flags & REUSED != 0, blocks: flags & BLOCKS != 0 })
 }
 
-/// Appends a frame around what `payload` writes that fills whole blocks; `out` has had whole blocks since `base`.
+/// Appends a frame around the payload that fills whole blocks; `out` has had whole blocks since `base`.
 pub(crate) fn put_blocks(out: &mut Vec<u8>, base: usize, salt: Salt, payload: impl FnOnce(&mut Vec<u8>)) {
     put_frame(out, salt, |out| {
         payload(out);
@@ -130,7 +130,7 @@ pub(crate) fn put_blocks(out: &mut Vec<u8>, base: usize, salt: Salt, payload: im
     });
 }
 
-/// Appends a frame around what `payload` writes.
+/// Appends a frame around the payload.
 pub(crate) fn put_frame(out: &mut Vec<u8>, salt: Salt, payload: impl FnOnce(&mut Vec<u8>)) {
     let start = out.len();
     out.extend_from_slice(&[0; FRAME_HEADER]);
@@ -138,7 +138,7 @@ pub(crate) fn put_frame(out: &mut Vec<u8>, salt: Salt, payload: impl FnOnce(&mut
     seal(out, start, salt);
 }
 
-/// Makes a frame of what was written behind the room for its header at `start`.
+/// Makes a frame of the bytes behind the room for its header at `start`.
 pub(crate) fn seal(out: &mut [u8], start: usize, salt: Salt) {
     let length = (out.len() - start - FRAME_HEADER) as u32;
     out[start..start + 4].copy_from_slice(&salt.magic());
@@ -155,7 +155,7 @@ fn checksum(salt: Salt, length: u32, payload: &[u8]) -> u32 {
     hasher.finalize()
 }
 
-/// The beginning of a frame: how long its payload is and what it has to add up to.
+/// The header of a frame: the length and the checksum of its payload.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FrameHeader {
     pub length: usize,
@@ -173,7 +173,7 @@ impl FrameHeader {
         self.mismatch(salt, payload) == 0
     }
 
-    /// The bits in which the checksum differs from what the payload adds up to.
+    /// The bits in which the stored checksum differs from the payload's.
     pub fn mismatch(&self, salt: Salt, payload: &[u8]) -> u32 {
         checksum(salt, self.length as u32, payload) ^ self.crc
     }

@@ -1,9 +1,11 @@
 //! The embedded backend: a checkpoint of everything and a log of what happened since.
 //!
-//! `checkpoint-<n>` holds every key as it was when `log-<n>` was begun; `log-<n>`, `log-<n+1>`, ... hold what came
-//! after. Appending is one write and one fdatasync for all transactions that waited. When the log has outgrown
+//! `checkpoint-<n>` holds every key as it was when `log-<n>` was begun; `log-<n>`, `log-<n+1>`, ... hold
+//! the later changes. Appending is one write and one fdatasync for all transactions that waited. When the
+//! log has outgrown
 //! the data, the writer begins the next log and goes on; meanwhile a thread writes the checkpoint that belongs
-//! to it from a snapshot, makes it durable under its name, and only then removes what came before: a crash at
+//! to it from a snapshot, makes it durable under its name, and only then removes the earlier files: a crash
+//! at
 //! any instant leaves one whole chain. Every byte appended costs at most one byte of checkpoint.
 //!
 //! A log that is no longer needed becomes `spare`, and the next log is written over it: to synchronise
@@ -41,7 +43,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// A file that is not what was written.
+/// A file with other contents than were written.
 #[derive(Debug, thiserror::Error)]
 #[error("{} is damaged at byte {offset}: {problem}. Restore a snapshot; if this is the last log, `ferrite store repair` can drop what is damaged", .path.display())]
 pub struct CorruptError {
@@ -76,7 +78,7 @@ impl Default for LogOptions {
 pub(crate) enum AppendError {
     /// The file is as it was before: the batch can be given up and others may follow.
     Undone(io::Error),
-    /// Nobody knows what is on the disk.
+    /// The state of the disk is unknown.
     Unknown(io::Error),
 }
 
@@ -247,12 +249,13 @@ impl Log {
         self.deferred.since.get_or_insert(now);
     }
 
-    /// When what was deferred has to be written.
+    /// The time at which deferred records have to be written.
     pub fn flush_at(&self) -> Option<Instant> {
         self.deferred.since.map(|since| since + self.options.relaxed_window)
     }
 
-    /// Gives what could not be written another window: with a full disk there is nothing better to do.
+    /// Gives records that could not be written another window: with a full disk there is nothing better to
+    /// do.
     pub fn postpone(&mut self, now: Instant) {
         self.deferred.since = self.deferred.since.map(|_| now);
     }
@@ -261,8 +264,8 @@ impl Log {
         !self.deferred.records.is_empty()
     }
 
-    /// Writes what was deferred and `records` as one frame and waits until it is durable. With `reserve`, relaxed
-    /// changes may follow it without a write of their own.
+    /// Writes the deferred records and `records` as one frame and waits until it is durable. With
+    /// `reserve`, relaxed changes may follow it without a write of their own.
     pub fn append(&mut self, records: &mut Records, reserve: bool) -> Result<(), AppendError> {
         let last = records.1.or(self.deferred.last);
         let reserved =
@@ -312,7 +315,7 @@ impl Log {
         }
     }
 
-    /// Cuts off what was allocated and not written.
+    /// Cuts off space that was allocated and not written.
     fn give_room_back(&mut self) -> io::Result<()> {
         if self.allocated > self.length {
             self.file.set_len(self.length)?;
@@ -377,7 +380,7 @@ impl Log {
         }
     }
 
-    /// Cuts off what a failed write may have left.
+    /// Cuts off the remains of a failed write.
     fn take_back(&mut self, error: io::Error) -> AppendError {
         // The disk may be full, and this takes room that is not needed.
         remove_spare(&self.dir);
@@ -388,7 +391,7 @@ impl Log {
         }
     }
 
-    /// Writes what was deferred and gives back the revisions that were reserved and not used.
+    /// Writes the deferred records and gives back the revisions that were reserved and not used.
     pub fn close(&mut self, revision: Revision) -> Result<(), AppendError> {
         if self.has_deferred() || self.reserved > revision {
             self.buffer.clear(self.deferred.records.len());
@@ -547,7 +550,7 @@ impl Drop for Log {
     }
 }
 
-/// Writes `checkpoint-<sequence>` and removes what it makes superfluous.
+/// Writes `checkpoint-<sequence>` and removes the files that it makes superfluous.
 pub(crate) fn write_checkpoint(
     disk: &dyn Disk,
     dir: &Path,
@@ -674,7 +677,8 @@ fn remove_spare(dir: &Path) {
     let _ = std::fs::remove_file(dir.join(SPARE));
 }
 
-/// Removes what a newer checkpoint made superfluous, but for one log. Failing is harmless: the next open tries again.
+/// Removes files that a newer checkpoint made superfluous, but for one log. Failing is harmless: the next
+/// open tries again.
 fn remove_before(dir: &Path, sequence: u64) {
     let _ = std::fs::remove_file(dir.join("checkpoint.tmp"));
     if let Some(old) = numbered(dir, "log-").unwrap_or_default().into_iter().rfind(|n| *n < sequence) {

@@ -81,7 +81,7 @@ pub(crate) fn recover(dir: &Path, limits: HistoryLimits) -> Result<Recovered, Op
     let last = logs.last().copied();
     recovered.last_log = last.unwrap_or(first);
     let mut reserved = Revision(0);
-    // The chain has no holes: a missing part would silently undo what it held.
+    // The chain has no holes: a missing part would silently undo its changes.
     let mut before = None;
     for (expected, found) in (first..).zip(&logs) {
         if expected != *found {
@@ -142,7 +142,7 @@ enum Next {
 
 /// The kind of data behind the last whole frame of a log.
 enum Rest {
-    /// Made ahead and never written: zeros, or what is left of the log this one is written over.
+    /// Made ahead and never written: zeros, or the remains of the log this one is written over.
     Room,
     /// A write that was cut off.
     CutOff,

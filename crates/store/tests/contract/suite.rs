@@ -323,7 +323,7 @@ pub async fn concurrent_swaps_are_linearizable(store: Arc<Store>, clients: usize
     }
 }
 
-/// A watch that waits sees every change of its prefix once, in order, with what was there before.
+/// A watch that waits sees every change of its prefix once, in order, with the entry before it.
 pub async fn a_watch_sees_everything_in_order(store: Arc<Store>, writers: usize, each: usize) {
     let start = store.snapshot().revision();
     let mut watch = store.watch(PREFIX.as_bytes(), start).unwrap();

@@ -145,8 +145,8 @@ impl<'a> Lexer<'a> {
         if self.at == start { Err(self.unexpected(context)) } else { Ok(()) }
     }
 
-    /// A string; bytes that are not UTF-8 become the replacement character, as in Go. It is copied only where it
-    /// differs from what is written.
+    /// A string; bytes that are not UTF-8 become the replacement character, as in Go. It is copied only if
+    /// it differs from the input.
     pub(super) fn string(&mut self) -> Result<Cow<'a, str>, Fault> {
         self.at += 1;
         let mut text = self.plain();

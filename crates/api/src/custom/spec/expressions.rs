@@ -1,4 +1,4 @@
-//! Rules in CEL: they compile, and what they may cost stays within upstream's limits.
+//! Rules in CEL: they must compile, and their estimated cost must stay within upstream's limits.
 
 use crate::custom::rules::ENVIRONMENT;
 use crate::field::{FieldError, FieldErrors, Path};

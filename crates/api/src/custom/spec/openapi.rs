@@ -18,7 +18,7 @@ pub(super) struct Context {
     /// Why there may be no default here.
     no_default: Option<String>,
     in_meta: bool,
-    /// The nearest part of the schema whose values cannot be compared with what they were.
+    /// The nearest part of the schema whose values cannot be compared with their former ones.
     uncorrelatable: Option<Path>,
     /// Most values that this node can have; none if nothing limits it.
     cardinality: Option<u64>,

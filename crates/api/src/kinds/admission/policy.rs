@@ -93,7 +93,7 @@ impl Policies {
     }
 }
 
-/// `old` is what is stored already, if anything is.
+/// `old` is the stored object, if there is one.
 fn validate_common(
     spec: &Value,
     old: Option<&Value>,

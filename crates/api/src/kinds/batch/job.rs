@@ -318,8 +318,8 @@ fn validate_completions(new: &Value, old: &Value, path: &Path) -> Option<FieldEr
     })
 }
 
-/// The old template with what says where pods go taken from the new one: that may change while the job is
-/// suspended and has not started.
+/// The old template with the scheduling fields of the new one: they may change while the job is suspended
+/// and has not started.
 fn with_scheduling_of(old: &Value, new: &Value, spec: &Value, job: &Value) -> Value {
     let mut template = old.clone();
     let mutable =

@@ -67,7 +67,7 @@ pub(super) fn validate_job_spec(spec: &Value, path: &Path) -> FieldErrors {
     errors
 }
 
-/// A job's pods end: `Always`, which is also what no policy becomes, is none of its.
+/// A job's pods end: `Always`, which is also the default, is not allowed.
 fn validate_restart_policy(spec: &Value, path: &Path) -> Option<FieldError> {
     match text(&spec["template"]["spec"], "restartPolicy") {
         "" | "Always" => Some(FieldError::required(path, "valid values: \"OnFailure\", \"Never\"")),

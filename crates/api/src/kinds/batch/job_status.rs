@@ -288,7 +288,7 @@ mod tests {
     use super::*;
     use ferrite_json::json;
 
-    /// The controller must be able to write what follows from a changed specification.
+    /// The controller must be able to write the status that follows from a changed specification.
     #[test]
     fn a_rule_holds_only_for_parts_that_change() {
         let started = "2024-01-01T00:00:00Z";

@@ -312,7 +312,7 @@ fn requested(spec: &Value) -> Quantity {
     amounts(&spec["resources"], "requests").get("storage").copied().unwrap_or(zero)
 }
 
-/// A claim keeps to what it asked for: only a bound one may ask for more, or for another class of attributes.
+/// A claim keeps its requests: only a bound one may ask for more, or for another class of attributes.
 fn validate_change(new: &Value, old: &Value) -> FieldErrors {
     let mut errors = Vec::new();
     let (mut is, mut was) = (new["spec"].clone(), old["spec"].clone());

@@ -1,5 +1,5 @@
 //! Objects as upstream's internal structures print: its messages show them field by field, in the order of
-//! their declaration and with what is not set spelled out, and clients read those messages.
+//! their declaration and with unset fields spelled out, and clients read those messages.
 //!
 //! The declarations are in `layouts.txt`: a line without indent names a structure, the lines below it are its
 //! fields, `GoName[=jsonName] shape`. Shapes: `s` text, `i` number, `b` truth value, `p` anything that is

@@ -32,7 +32,7 @@ fn validate_source(source: &Value, reported: bool, path: &Path) -> FieldErrors {
     }
 }
 
-/// A ConfigMap is wanted by its name, and reported with what identifies it.
+/// A ConfigMap is requested by its name, and reported with its identity.
 fn validate_reference(reference: &Value, reported: bool, path: &Path) -> FieldErrors {
     let mut errors = Vec::new();
     for key in ["uid", "resourceVersion"] {

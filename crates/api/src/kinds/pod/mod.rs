@@ -85,7 +85,7 @@ impl Strategy for Pods {
 
     fn prepare_status_update(&self, new: &mut Value, old: &Value) {
         keep(new, old, "spec");
-        // Agents report status with what they last knew of metadata: ownership and deletion are not theirs.
+        // Agents report status with the metadata that they last saw: ownership and deletion are not theirs.
         for key in ["ownerReferences", "deletionTimestamp", "deletionGracePeriodSeconds"] {
             keep_metadata(new, old, key);
         }

@@ -6,7 +6,7 @@ use ferrite_json::Value;
 
 const NOT_ON_WINDOWS: &str = "cannot be set for a windows pod";
 
-/// Checks what the system named in `spec.os` excludes.
+/// Checks fields that the system named in `spec.os` excludes.
 pub(super) fn validate_os(spec: &Value, path: &Path) -> FieldErrors {
     match spec["os"]["name"].as_str() {
         Some("linux") => validate_linux(spec, path),

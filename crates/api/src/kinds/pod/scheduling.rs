@@ -1,4 +1,4 @@
-//! Validation of what a pod says about where it may run.
+//! Validation of a pod's scheduling fields.
 
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{int, list, map, present, strings, text};

@@ -7,7 +7,7 @@ use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{ensure_object, keep, list, list_mut, object, object_mut, present, remove, text};
 use ferrite_json::Value;
 
-/// The old pod with only what the subresource is about taken from the new one.
+/// The old pod with only the subresource's fields taken from the new one.
 pub(super) fn prepare(subresource: &str, new: &mut Value, old: &Value) {
     let mut pod = old.clone();
     for key in ["managedFields", "resourceVersion"] {
@@ -207,7 +207,7 @@ fn removed(new: &Value, old: &Value, what: &str, path: &Path) -> FieldErrors {
         .collect()
 }
 
-/// A container, or a specification, without what resizing may change of it.
+/// A container, or a specification, without the fields that resizing may change.
 fn without_sizes(sized: &Value) -> Value {
     let mut sized = sized.clone();
     let Some(resources) = object_mut(&mut sized, "resources") else { return sized };

@@ -48,7 +48,7 @@ pub(super) fn make(configuration: Option<&Value>) -> Result<Box<dyn Plugin>, Str
 /// Most pods checked when a namespace's level changes, as upstream.
 const MAX_PODS: usize = 3000;
 
-/// Subresources that cannot change what a pod may do.
+/// Subresources that cannot change a pod's privileges.
 const HARMLESS: [&str; 8] =
     ["exec", "attach", "binding", "eviction", "log", "portforward", "proxy", "status"];
 
@@ -182,7 +182,7 @@ fn check_pod(
     Ok(())
 }
 
-/// Tells the audit of the request what the namespace's audit level does not allow.
+/// Annotates the audit of the request with violations of the namespace's audit level.
 fn audit(attributes: &Attributes<'_>, policy: &Policy, pod: &Value) {
     let violations = checks::run(policy.audit, pod);
     if !violations.is_empty() {
@@ -208,8 +208,8 @@ fn details(violations: &[Violation]) -> String {
     texts.join(", ")
 }
 
-/// Returns true if an update adds containers or changes what they run: nothing else that matters is
-/// mutable.
+/// Returns true if an update adds containers or changes their images or settings: nothing else that matters
+/// is mutable.
 fn is_significant(new: &Value, old: &Value) -> bool {
     const APPARMOR: &str = "container.apparmor.security.beta.kubernetes.io/";
     ["containers", "initContainers", "ephemeralContainers"].iter().any(|kind| {

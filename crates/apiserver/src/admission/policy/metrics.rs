@@ -56,7 +56,7 @@ fn error_type(message: &str) -> &'static str {
     }
 }
 
-/// Counts a validation that failed or had an error. `action` is what was done about it.
+/// Counts a validation that failed or had an error. `action` is the action that followed.
 pub(super) fn validated(policy: &str, binding: &str, message: &str, action: &str, elapsed: Duration) {
     let labels = [policy, binding, error_type(message), action];
     VALIDATING.total.with(&labels).increment();

@@ -2,7 +2,7 @@
 //!
 //! The way of a request: [`compiled`] policies that match it, their bindings that match it, the parameters of each
 //! binding ([`params`]), and for each parameter one evaluation ([`evaluate`]) of the policy's expressions. [`validate`]
-//! and [`mutate`] are the two stages; [`patch`] is what mutations do.
+//! and [`mutate`] are the two stages; [`patch`] has the changes of mutations.
 //!
 //! Policies have no say in policies and bindings: one that refuses everything can still be removed.
 

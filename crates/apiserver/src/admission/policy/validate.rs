@@ -320,7 +320,7 @@ impl<'a> Matched<'a> {
     }
 }
 
-/// Does what a binding wants done about a verdict.
+/// Takes the binding's action for a verdict.
 fn act(
     attributes: &Attributes<'_>,
     definition: &Definition,

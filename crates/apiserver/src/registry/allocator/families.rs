@@ -166,7 +166,7 @@ mod tests {
 
     const DUAL: &[Family] = &[Family::V4, Family::V6];
 
-    /// The families and the policy decided on, or what was refused.
+    /// The families and the policy decided on, or the error.
     fn settled(spec: Value, old: Option<Value>, cluster: &[Family]) -> String {
         let mut spec = spec;
         match settle(&mut spec, old.as_ref(), cluster) {

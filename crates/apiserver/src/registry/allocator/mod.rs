@@ -92,7 +92,7 @@ impl ServiceAllocator {
         Some(range.address_of(address_number(range.ends().0).0.saturating_add(1)))
     }
 
-    /// Fills in what a Service needs and reserves it. Other resources need nothing.
+    /// Allocates the addresses and ports of a Service. Other resources need nothing.
     pub fn allocate(
         &self,
         view: &View,

@@ -87,7 +87,7 @@ fn refused(name: &str, index: usize, port: u64, why: String) -> Status {
     Status::invalid("", "Service", name, &[FieldError::invalid(&path, port, why)])
 }
 
-/// Gives a Service the ports it needs. `name` is the Service's, for what is refused.
+/// Gives a Service the ports it needs. `name` is the Service's, for errors.
 pub(super) fn give(
     spec: &mut Value,
     old: Option<&Value>,
@@ -193,7 +193,7 @@ mod tests {
     use super::*;
     use ferrite_json::json;
 
-    /// The ports given in a range of a hundred where 30001 is somebody else's, or what was refused.
+    /// The ports given in a range of a hundred where 30001 is somebody else's, or the error.
     fn given(mut spec: Value, old: Option<Value>) -> Result<Value, String> {
         let own: Vec<u16> =
             old.iter().flat_map(|spec| held(&json!({"spec": spec})).collect::<Vec<_>>()).collect();

@@ -264,7 +264,7 @@ fn markup(rest: &[u8], inside: &mut Inside) -> Step {
     Step::Tag(end)
 }
 
-/// The end of what is being looked for may begin at the end of what is there.
+/// Passes all but `kept` bytes: the end mark may begin at the end of the held bytes.
 fn pass_all_but(rest: &[u8], kept: usize) -> Step {
     if rest.len() > kept { Step::Pass(rest.len() - kept) } else { Step::More }
 }

@@ -28,7 +28,7 @@ pub(super) enum Need<'a> {
     Unsupported,
 }
 
-/// Decides about one entry. `claim` is what stands behind it, if that exists.
+/// Decides about one entry. `claim` is its claim, if that exists.
 pub(super) fn need<'a>(pod: &Pod, entry: &'a PodResourceClaim, claim: Option<&ResourceClaim>) -> Need<'a> {
     match Named::of(pod, entry) {
         Named::Unsupported => return Need::Unsupported,
@@ -134,7 +134,7 @@ pub(super) fn release(claim: &ResourceClaim, remaining: Vec<ResourceClaimConsume
 }
 
 /// True if the claim was made for a pod that will never use it again. `find` looks a pod up by its name; a pod that is
-/// not known may be new, and the garbage collector deletes what belonged to one that is gone.
+/// not known may be new, and the garbage collector deletes the objects of one that is gone.
 pub(super) fn is_left_behind<P: AsRef<Pod>>(
     claim: &ResourceClaim,
     find: impl FnOnce(&str) -> Option<P>,

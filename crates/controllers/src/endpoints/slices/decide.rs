@@ -283,7 +283,7 @@ mod tests {
         plan(service, pods, |node| Some(format!("zone-of-{node}")), &existing, CAPACITY)
     }
 
-    /// As the API would return what was created.
+    /// Slices as the API would return them after a create.
     fn stored(slices: Vec<EndpointSlice>) -> Vec<EndpointSlice> {
         let named = slices.into_iter().enumerate().map(|(index, mut slice)| {
             slice.metadata.name = Some(format!("web-{index}"));

@@ -216,7 +216,7 @@ impl AttachDetach {
             let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
             said.retain(|(of, volume), _| of != node || state.wanted.contains_key(volume));
         }
-        // A kubelet must not mount what is about to be detached: the status is first.
+        // A kubelet must not mount a volume that is about to be detached: the status is first.
         self.report(node, &decision).await?;
         for action in &decision.actions {
             self.act(node, &state, action, &users).await?;

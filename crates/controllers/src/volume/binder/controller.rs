@@ -1,4 +1,4 @@
-//! Wakes the state machines of [`super::decide`] and writes what they say.
+//! Triggers the state machines of [`super::decide`] and writes their decisions.
 
 use std::fmt;
 use std::sync::Arc;

@@ -155,7 +155,7 @@ pub(crate) enum VolumeStep {
 pub(crate) enum Reclaim {
     /// It stays as it is, or its maker deletes it.
     LeaveAlone,
-    /// Nobody can do what the policy says.
+    /// Nobody can carry out the policy.
     Fail { reason: &'static str, message: String },
 }
 

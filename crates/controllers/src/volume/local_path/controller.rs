@@ -1,4 +1,4 @@
-//! Wakes the decisions of [`super::decide`] and writes what they say.
+//! Triggers the decisions of [`super::decide`] and writes them.
 
 use std::collections::BTreeSet;
 use std::fmt;

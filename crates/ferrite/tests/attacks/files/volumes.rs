@@ -136,7 +136,7 @@ fn mount_tmpfs(at: &Path, flags: nix::mount::MsFlags) {
     nix::mount::mount(None::<&str>, at, None::<&str>, flags, None::<&str>).unwrap();
 }
 
-/// Unmounts what the test mounted, also when it fails.
+/// Unmounts the test's mounts, also when it fails.
 struct Mounted(PathBuf);
 
 impl Drop for Mounted {

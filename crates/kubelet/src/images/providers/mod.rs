@@ -1,7 +1,8 @@
 //! Credentials from plugins: programs the node's administrator installs, which answer for the images they are
 //! configured to match.
 //!
-//! `config` reads what is configured, `pattern` decides which images a plugin is asked about, `exec` runs it,
+//! `config` reads the configuration, `pattern` decides which images a plugin is asked about, `exec` runs
+//! it,
 //! `cache` keeps its answers. A plugin that fails costs its own credentials only: the pull goes on with the
 //! others.
 

@@ -41,7 +41,8 @@ struct PodFigures {
 }
 
 impl PodFigures {
-    /// A figure of the pod's own group, which counts what belongs to no container, too; else the containers' sum.
+    /// A figure of the pod's own group, which includes processes outside of containers; else the
+    /// containers' sum.
     fn total(
         &self,
         whole: impl Fn(&LinuxPodSandboxStats) -> Option<u64>,

@@ -13,7 +13,7 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(120);
 
 impl Csi {
-    /// Waits for the attachment. Answers with what the driver's controller has to say to its node.
+    /// Waits for the attachment. Returns the publish context of the driver's controller.
     pub(super) async fn attached(&self, id: &VolumeId) -> Result<BTreeMap<String, String>, CsiError> {
         let mut seen = self.shared.node_seen.clone();
         let name = unique_name(&id.driver, &id.handle);

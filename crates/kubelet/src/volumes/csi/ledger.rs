@@ -1,4 +1,5 @@
-//! Which volumes this node has, and which pods use them: the reason to unstage a volume, and what `volumesInUse` says.
+//! The volumes that this node has, and the pods that use them: the reason to unstage a volume, and the
+//! content of `volumesInUse`.
 
 use super::data::{self, Data};
 use super::paths::Paths;

@@ -66,7 +66,7 @@ impl Csi {
         }
     }
 
-    /// Writes down what a driver says of this node. The problem is for the driver.
+    /// Publishes a driver's facts about this node. The error is for the driver.
     pub(super) async fn install(&self, driver: &str, info: &NodeGetInfoResponse) -> Result<(), String> {
         if info.node_id.is_empty() {
             return Err("error adding CSI driver node info: driverNodeID must not be empty".into());

@@ -21,7 +21,7 @@ pub(super) fn check_lifecycle(
 ) -> Result<(), CsiError> {
     let mode = wanted.name();
     match driver {
-        // Nothing is known; persistent volumes are what every driver has.
+        // Nothing is known; every driver has persistent volumes.
         None if wanted == Lifecycle::Persistent => Ok(()),
         None => Err(CsiError::NoLifecycle {
             mode,

@@ -68,7 +68,7 @@ impl Csi {
         }
     }
 
-    /// Unstages what an earlier kubelet left and no pod uses.
+    /// Unstages volumes that an earlier kubelet left and no pod uses.
     pub(crate) fn release_unused(&self) {
         for id in self.with_ledger(|ledger| ledger.unused()) {
             self.unstage_later(id);

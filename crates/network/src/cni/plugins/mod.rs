@@ -32,10 +32,10 @@ trait Plugin: Sync {
     /// Takes it back. Succeeds when it is gone already.
     async fn del(&self, call: &Call) -> Result<(), Failure>;
 
-    /// Fails if something is missing of what [`add`](Self::add) gave.
+    /// Fails if a part of the result of [`add`](Self::add) is missing.
     async fn check(&self, call: &Call) -> Result<(), Failure>;
 
-    /// Removes what belongs to no valid attachment.
+    /// Removes resources that belong to no valid attachment.
     async fn gc(&self, _call: &Call, _valid: &[(String, String)]) -> Result<(), Failure> {
         Ok(())
     }
@@ -77,7 +77,7 @@ mod code {
     pub(super) const OTHER: u32 = 100;
 }
 
-/// Why a plugin did not do what it was asked, as the specification has it.
+/// A failure of a plugin, in the form of the specification.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct Failure {
@@ -182,7 +182,7 @@ pub fn main(name: &str) -> ExitCode {
     exit
 }
 
-/// One call of a plugin. Answers what it writes.
+/// One call of a plugin. Returns its output.
 pub async fn run(name: &str, environment: Environment, input: &[u8]) -> Result<Option<Value>, Failure> {
     let plugin = find(name).ok_or_else(|| Failure::new(code::OTHER, format!("there is no plugin {name}")))?;
     if environment.command == "VERSION" {

@@ -90,8 +90,8 @@ fn show(target: &Path, source: &Source) -> Result<(), SetupError> {
     sys::attach_mount(source.mount.as_fd(), handle.with(what)?.as_fd()).with(what)
 }
 
-/// Copies of what the description binds, in the order of its mounts, where there is a user namespace to
-/// copy them for. Taken while the host's mounts still propagate.
+/// Copies of the description's bind mounts, in its order, where there is a user namespace to copy them for.
+/// Taken while the host's mounts still propagate.
 pub fn copy_binds(spec: &Spec, user: Option<&UserNamespace>) -> Result<Vec<Option<Source>>, SetupError> {
     let copy = |entry: &Mount| match user {
         Some(_) if mounts::is_bind(entry) => mounts::copy_source(entry, user).map(Some),

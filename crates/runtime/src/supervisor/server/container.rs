@@ -52,7 +52,7 @@ impl Attached {
         })
     }
 
-    /// Where a stream goes and what waits to go there.
+    /// The target of a stream and the data that waits for it.
     fn stream(&mut self, stream: u8) -> (&mut Option<OwnedFd>, &mut Vec<u8>) {
         let [out, err] = &mut self.unsent;
         if stream == 1 { (&mut self.stdout, out) } else { (&mut self.stderr, err) }
@@ -172,7 +172,7 @@ impl Container {
         }
     }
 
-    /// Gives one of the attached what it had no room for.
+    /// Sends an attached client the data for which it had no room.
     pub(super) fn catch_up(&mut self, position: usize, stream: u8) {
         let ended = self.exit.is_some();
         if let Some(attached) = self.attached.get_mut(position) {

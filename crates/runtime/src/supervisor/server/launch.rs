@@ -229,7 +229,7 @@ impl Server {
         Ok(())
     }
 
-    /// Reads what a process on its way to its program has to say; its end means it got there.
+    /// Reads the report of a process on its way to its program; its end means it got there.
     pub(super) fn read_status(&mut self, pid: i32) {
         let Some(launch) = self.launches.get_mut(&pid) else { return };
         let mut buffer = [0; 4096];
