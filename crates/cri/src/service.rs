@@ -40,7 +40,7 @@ pub trait RuntimeService: Send + Sync + 'static {
     ) -> Result<ReopenContainerLogResponse>;
 
     async fn exec_sync(&self, request: ExecSyncRequest) -> Result<ExecSyncResponse>;
-    /// Answers a URL of the runtime's streaming server, good for one connection (SPDY/3.1 or WebSocket).
+    /// Returns a URL of the runtime's streaming server, good for one connection (SPDY/3.1 or WebSocket).
     async fn exec(&self, request: ExecRequest) -> Result<ExecResponse>;
     /// As [`RuntimeService::exec`].
     async fn attach(&self, request: AttachRequest) -> Result<AttachResponse>;

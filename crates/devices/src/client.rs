@@ -103,7 +103,7 @@ impl DevicePlugin {
         within("Allocate", ALLOCATE, client.allocate(request)).await
     }
 
-    /// Answers which of the available devices the plugin would give.
+    /// Returns the devices that the plugin prefers among the available ones.
     pub async fn preferred(
         &self,
         available: Vec<String>,

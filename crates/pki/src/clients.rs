@@ -141,8 +141,8 @@ struct Search<'a> {
 }
 
 impl<'a> Search<'a> {
-    /// Extends the chain until an authority ends it. Answers when the first of its certificates expires. The depth is
-    /// bounded by [`MAX_CHAIN`] and the work by [`MAX_SIGNATURES`].
+    /// Extends the chain until an authority ends it. Returns the earliest expiry in it. The depth
+    /// is bounded by [`MAX_CHAIN`] and the work by [`MAX_SIGNATURES`].
     fn chain(&mut self, chain: &mut Vec<&'a Parsed<'a>>) -> Result<i64, ClientCertificateError> {
         let Some(last) = chain.last().copied() else { return Err(self.best) };
         if chain.len() == 1 && self.roots.iter().any(|root| root.der == last.der) {

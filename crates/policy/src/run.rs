@@ -397,7 +397,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Answers whether somebody else may have changed the table unnoticed.
+    /// Returns true if somebody else may have changed the table unnoticed.
     async fn apply(
         &mut self,
         transaction: Transaction<PolicySet>,

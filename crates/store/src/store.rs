@@ -249,7 +249,7 @@ impl Store {
         Ok(id)
     }
 
-    /// Moves the end of a lease, with relaxed durability. Answers the seconds it was granted for.
+    /// Moves the end of a lease, with relaxed durability. Returns the seconds it was granted for.
     pub async fn renew(&self, id: LeaseId, expires_at: impl FnOnce(u64) -> u64) -> Result<u64, StoreError> {
         let renew = |head: &mut State, _: &mut Vec<Change>| {
             let ttl = head.leases.get(id).ok_or(StoreError::NoSuchLease(id))?.ttl;

@@ -326,7 +326,7 @@ fn merge_list(
     Ok(in_order(merged, &patch, &server_order, merge_key))
 }
 
-/// Handles `$patch` in elements. Answers the list to merge into, and the elements to merge, or none when a
+/// Handles `$patch` in elements. Returns the list to merge into, and the elements to merge, or none when a
 /// `$patch: replace` makes the former the outcome.
 fn apply_element_directives(
     mut original: Vec<Value>,

@@ -60,7 +60,7 @@ impl Client {
         self.sender.clone().send_request(request).await.unwrap()
     }
 
-    /// Reads an answer to its end. Answers its code and length.
+    /// Reads an answer to its end. Returns its code and length.
     pub async fn whole(&self, method: &str, path: &str, body: impl Into<Bytes>) -> (u16, usize) {
         measured(self.send(method, path, body).await).await
     }

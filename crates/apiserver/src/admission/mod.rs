@@ -369,7 +369,7 @@ impl Chain {
         })
     }
 
-    /// Lets all change the object. Answers whether a webhook or a policy did: the caller then prepares it anew.
+    /// Lets all change the object. Returns true if a webhook or a policy did: the caller prepares it anew.
     pub async fn mutate(
         &self,
         view: &View,
@@ -534,7 +534,7 @@ impl Chain {
         }
         self.validate(view, attributes, None).await
     }
-    /// Asks about a request that becomes a stream; `options` are its own. Only stages have a say in it. Answers whether
+    /// Asks about a request that becomes a stream; `options` are its own. Only stages run. Returns true if
     /// the options were changed.
     pub async fn connect(
         &self,

@@ -133,7 +133,7 @@ mod tests {
     const STAGE: &str = "stage";
 
     /// Runs a round: each step is an identifier, whether it wants to run again, and whether it changes the object.
-    /// Answers those that ran.
+    /// Returns those that ran.
     fn round(
         reinvocation: &mut Reinvocation,
         object: &mut Value,

@@ -176,7 +176,7 @@ impl Throttle {
         Self { interval, ahead: interval * (limit.burst.max(1) - 1), full_at: now }
     }
 
-    /// Takes a token. Answers when it may be used.
+    /// Takes a token. Returns the time at which it may be used.
     pub fn take(&mut self, now: Instant) -> Instant {
         let usable = self.full_at.checked_sub(self.ahead).unwrap_or(now).max(now);
         self.full_at = self.full_at.max(now) + self.interval;

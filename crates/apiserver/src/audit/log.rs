@@ -61,7 +61,7 @@ enum Output {
 }
 
 impl Output {
-    /// Writes whole lines. Answers whether a new file was begun.
+    /// Writes whole lines. Returns true if a new file was begun.
     fn write(&mut self, lines: &[u8]) -> io::Result<bool> {
         match self {
             Self::Stdout => {

@@ -48,7 +48,7 @@ pub struct AuditConfig {
     pub webhook: Option<AuditWebhook>,
 }
 
-/// Answers whether an event was stored, once that is known.
+/// Resolves to true if an event was stored.
 pub(crate) type Written = BoxFuture<'static, bool>;
 
 /// The policy and the backends of a server.

@@ -129,7 +129,7 @@ impl Record {
         verdict.level
     }
 
-    /// The first event of a request that is audited. Answers whether it was stored, once that is known.
+    /// The first event of a request that is audited. Resolves to true if it was stored.
     pub fn received(&self) -> Option<Written> {
         let mut state = self.state();
         state.progress = Progress::Open;

@@ -72,7 +72,7 @@ impl ResourceTables {
         self.custom.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Serves a definition from now on, or no longer. Answers whether anything changed.
+    /// Serves a definition from now on, or no longer. Returns true if anything changed.
     fn set(&self, name: &str, definition: Option<&Definition>) -> bool {
         let mut custom = self.lock();
         let known = custom.get(name);

@@ -41,7 +41,7 @@ fn grant<'a>(write: &Write<'a>, new: &'a Value) -> Grant<'a> {
 }
 
 impl Registry {
-    /// Creates an object that has been decoded. Answers it as stored, or as it would be.
+    /// Creates an object that has been decoded. Returns it as stored, or as it would be.
     pub async fn create(&self, write: &Write<'_>, object: Value) -> Result<Written, Status> {
         self.create_with(write, object, false).await
     }

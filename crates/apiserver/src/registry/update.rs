@@ -75,7 +75,7 @@ pub(crate) fn precondition_failed(
 }
 
 impl Registry {
-    /// Changes a stored object. Answers it as stored, or as it would be.
+    /// Changes a stored object. Returns it as stored, or as it would be.
     pub async fn update(&self, update: &Update<'_>) -> Result<Written, Status> {
         let resource = update.write.resource;
         let key = stored::key(resource, update.write.namespace, update.name);

@@ -231,7 +231,7 @@ impl Pool {
         Ok(cidrs)
     }
 
-    /// The node is gone. Answers the nodes that wait for a CIDR.
+    /// The node is gone. Returns the nodes that wait for a CIDR.
     pub(super) fn release(&mut self, node: &str) -> Vec<String> {
         self.waiting.remove(node);
         let Some(cidrs) = self.forget(node) else { return Vec::new() };

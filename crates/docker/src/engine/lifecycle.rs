@@ -172,7 +172,7 @@ impl Engine {
         }
     }
 
-    /// Waits for the end of this very run and until everything that follows from it is done. Answers how
+    /// Waits for the end of this very run and until everything that follows from it is done. Returns how
     /// it ended.
     pub async fn wait_settled(&self, id: &str, ending: Ending) -> Result<Option<Exit>> {
         let exit = ending.wait().await;

@@ -186,7 +186,7 @@ impl Machines {
         Ok(machine)
     }
 
-    /// Starts the nodes that there are and as many more as `wanted` asks for. Answers those that will be Ready.
+    /// Starts the existing nodes, and new ones up to `wanted`. Returns those that will be Ready.
     pub async fn start_all<F>(
         &self,
         first: &str,

@@ -281,7 +281,7 @@ impl Devices {
         names.into_iter().map(view).collect()
     }
 
-    /// Answers whether something was allocated.
+    /// Returns true if something was allocated.
     async fn allocate_one(&self, mut wish: Wish<'_>) -> Result<bool, AllocateError> {
         let mut preferences = Preferences::new();
         let (devices, plugin) = loop {

@@ -180,7 +180,7 @@ impl DeviceState {
         }
     }
 
-    /// Takes the plugin's list. Answers the pods whose devices changed their health.
+    /// Takes the plugin's list. Returns the pods whose devices changed their health.
     pub(crate) fn update(&mut self, resource: &str, devices: BTreeMap<String, Device>) -> BTreeSet<String> {
         let Some(one) = self.resources.get_mut(resource) else { return BTreeSet::new() };
         let differs = |id: &String, device: &Device| {
@@ -209,7 +209,7 @@ impl DeviceState {
         stopped.min()
     }
 
-    /// Forgets plugins that are gone for too long. Answers whether there were any.
+    /// Forgets plugins that are gone for too long. Returns true if there were any.
     pub(crate) fn expire(&mut self, now: Timestamp) -> bool {
         let mut any = false;
         for one in self.resources.values_mut() {
@@ -375,13 +375,13 @@ impl DeviceState {
         resources.insert(wish.resource.to_owned(), Given { devices: per_numa, response });
     }
 
-    /// The pod has ended. Answers whether it had devices.
+    /// The pod has ended. Returns true if it had devices.
     pub(crate) fn release(&mut self, pod: &str) -> bool {
         self.reserved.retain(|(uid, _, _), _| uid != pod);
         self.pods.remove(pod).is_some()
     }
 
-    /// Pods other than these do not exist any longer. Answers whether one of those had devices.
+    /// Pods other than these do not exist any longer. Returns true if one of those had devices.
     pub(crate) fn retain(&mut self, live: &BTreeSet<String>) -> bool {
         let before = self.pods.len();
         self.pods.retain(|uid, _| live.contains(uid));

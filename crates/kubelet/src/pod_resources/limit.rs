@@ -16,7 +16,7 @@ impl Limit {
         Self { rate: rate.into(), burst: burst.into(), tokens: burst.into(), at: Duration::ZERO }
     }
 
-    /// Answers whether one more request is taken now.
+    /// Returns true if one more request is taken now.
     pub(crate) fn take(&mut self, now: Duration) -> bool {
         let passed = now.saturating_sub(self.at);
         self.at = self.at.max(now);

@@ -51,7 +51,7 @@ pub(crate) struct ProbeResults {
 }
 
 impl ProbeResults {
-    /// Notes a verdict. Answers whether it changed anything.
+    /// Notes a verdict. Returns true if it changed anything.
     pub(crate) fn set(&mut self, container_id: &str, kind: ProbeKind, success: bool) -> bool {
         self.results.insert((container_id.to_string(), kind), success) != Some(success)
     }

@@ -61,7 +61,7 @@ pub(crate) struct Server {
     scope: Scope,
 }
 
-/// Listens and serves until the scope ends. Answers the address it listens on.
+/// Listens and serves until the scope ends. Returns the address it listens on.
 pub(crate) async fn start(
     context: Arc<Context>,
     config: Arc<Config>,

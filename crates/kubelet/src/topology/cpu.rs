@@ -444,7 +444,7 @@ impl CpuState {
         Ok(())
     }
 
-    /// The pod has ended. Answers whether it had processors of its own.
+    /// The pod has ended. Returns true if it had processors of its own.
     pub(crate) fn release(&mut self, pod: &str) -> bool {
         let Some(containers) = self.assigned.remove(pod) else { return false };
         for cpus in containers.values() {

@@ -109,7 +109,7 @@ impl NumaInfo<'_> {
     }
 }
 
-/// Chooses nodes for all resources together. Answers whether the policy admits the choice.
+/// Chooses nodes for all resources together. Returns the choice, and true if the policy admits it.
 pub(crate) fn merge(
     policy: TopologyPolicy,
     numa: &NumaInfo<'_>,

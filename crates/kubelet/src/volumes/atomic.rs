@@ -20,7 +20,7 @@ const NEW_DATA: &str = "..data_tmp";
 /// Most entries a volume is read with. A payload is limited by the size of an object, far below this.
 const MAX_ENTRIES: usize = 1 << 20;
 
-/// Brings `target` to `payload`. Answers whether the files changed.
+/// Brings `target` to `payload`. Returns true if the files changed.
 ///
 /// A write that was interrupted leaves a directory or a link that nothing points at; the next write removes it.
 pub(crate) fn write(target: &Path, payload: &Payload, group: Option<u32>) -> io::Result<bool> {

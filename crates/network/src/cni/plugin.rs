@@ -51,7 +51,7 @@ fn find(kind: &str, dirs: &[PathBuf]) -> Result<PathBuf, PluginError> {
     found.ok_or_else(|| PluginError::Missing { kind: kind.to_owned(), dirs: dirs.to_vec() })
 }
 
-/// Calls the plugin. Answers its result; `None` if it wrote nothing.
+/// Calls the plugin. Returns its result; `None` if it wrote nothing.
 pub async fn call(
     kind: &str,
     input: &Value,

@@ -135,7 +135,7 @@ impl HostPorts {
         self.change(|published| drop(published.insert(sandbox.to_owned(), wanted)))
     }
 
-    /// Takes the ports of a sandbox away. Answers its address if it had any.
+    /// Takes the ports of a sandbox away. Returns its address if it had any.
     pub(crate) fn withdraw(&mut self, sandbox: &str) -> Result<Option<Ipv4Addr>, NetworkError> {
         let Some(address) = self.published.get(sandbox).map(|known| known.address) else { return Ok(None) };
         self.change(|published| drop(published.remove(sandbox)))?;

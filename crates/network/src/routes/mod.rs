@@ -147,7 +147,7 @@ impl Router {
         Ok(routes.into_iter().collect())
     }
 
-    /// Makes the tunnel lead to these nodes, and to no others. Answers its index and its MTU.
+    /// Makes the tunnel lead to these nodes, and to no others. Returns its index and its MTU.
     async fn lead_tunnel(
         &self,
         tunnels: &BTreeSet<(Cidr, Ipv4Addr)>,

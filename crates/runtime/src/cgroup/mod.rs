@@ -240,7 +240,7 @@ impl Layout {
     }
 
     /// Kills everything in the group and below it and waits until the kernel has taken them away.
-    /// Answers whether the group is empty now.
+    /// Returns true if the group is empty now.
     pub fn kill(&self, path: &str) -> bool {
         if let Self::V2(mount) = self
             && fs::write(below(mount, path).join("cgroup.kill"), "1").is_ok()

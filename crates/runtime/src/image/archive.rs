@@ -44,7 +44,7 @@ struct Found {
 
 impl ImageStore {
     /// Takes the images out of an archive, plain or compressed, written by `docker save` or in the OCI
-    /// layout. Answers with their names; an image without one is named by its id.
+    /// layout. Returns their names; an image without one is named by its id.
     pub async fn import(
         self: &Arc<Self>,
         archive: impl Read + Send + 'static,

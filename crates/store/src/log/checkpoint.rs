@@ -22,7 +22,7 @@ pub(crate) struct Contents {
     pub leases: Leases,
 }
 
-/// Writes a checkpoint to `path` and makes it durable. Answers its length. Gives up once `cancel` is set.
+/// Writes a checkpoint to `path` and makes it durable. Returns its length. Gives up once `cancel` is set.
 pub(crate) fn write(
     disk: &dyn Disk,
     path: &Path,

@@ -64,8 +64,8 @@ pub(super) struct Evaluated<T> {
 /// The outcomes of expressions in their order, and the part of the budget that is left.
 type Outcomes<T> = (Vec<Option<Evaluated<T>>>, u64);
 
-/// Evaluates expressions in order, which share their variables. Places without an expression have no outcome. Answers
-/// the part of the budget that is left.
+/// Evaluates expressions in order, which share their variables. Places without an expression have no
+/// outcome. Returns the outcomes, and the part of the budget that is left.
 pub(super) fn evaluate<T: Send>(
     definition: &Definition,
     expressions: &[Option<&Expression>],

@@ -46,7 +46,7 @@ impl Csi {
         });
     }
 
-    /// Answers whether the node had anything to grow.
+    /// Returns true if the node had anything to grow.
     async fn expand(
         &self,
         wanted: &Wanted,

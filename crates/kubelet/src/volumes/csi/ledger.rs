@@ -56,7 +56,7 @@ impl Ledger {
         self.entries.entry(id.clone()).or_default().stage = Some(stage);
     }
 
-    /// The pod is gone. Answers with the volumes that nobody uses any more.
+    /// The pod is gone. Returns the volumes that nobody uses any more.
     pub(super) fn drop_pod(&mut self, uid: &str) -> Vec<VolumeId> {
         for entry in self.entries.values_mut() {
             entry.users.remove(uid);

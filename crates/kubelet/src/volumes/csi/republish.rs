@@ -81,7 +81,7 @@ impl Republished {
 }
 
 impl Csi {
-    /// Publishes again when it is time. Answers with the failure of the last attempt.
+    /// Publishes again when it is time. Returns the failure of the last attempt.
     pub(super) fn republish(
         &self,
         request: SetUp<'_>,
