@@ -79,7 +79,7 @@ impl fmt::Display for Cidr {
     }
 }
 
-/// An address as a number, and how many bits it has.
+/// An address as a number, and its number of bits.
 pub fn number(address: IpAddr) -> (u128, u8) {
     match address {
         IpAddr::V4(v4) => (u128::from(u32::from(v4)), 32),

@@ -30,7 +30,7 @@ pub enum EndpointReconciler {
 const LEASES: &str = "/registry/masterleases/";
 /// As upstream: seconds after which a silent server leaves the endpoints.
 const TTL: u64 = 15;
-/// As upstream: how often a server renews its lease.
+/// As upstream: interval between renewals of a server's lease.
 const REFRESH: Duration = Duration::from_secs(10);
 /// Servers that disagree about the port would overwrite one another as fast as they can.
 const PAUSE: Duration = Duration::from_secs(1);

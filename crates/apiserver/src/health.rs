@@ -113,7 +113,7 @@ pub(crate) fn results() -> String {
     RESULTS.registry.text()
 }
 
-/// Tells whether the answer depends on the store.
+/// Returns true if the answer depends on the store.
 pub(crate) fn asks_store(check: Option<&str>, query: &Query) -> bool {
     match check {
         Some(check) => STORE.contains(&check),

@@ -290,7 +290,7 @@ impl<T: Clone + Eq + Hash> Inner<T> {
         }
     }
 
-    /// Takes one token, possibly from the future, and says how long until it exists.
+    /// Takes one token, possibly from the future, and returns the time until it exists.
     fn reserve(&mut self, now: Instant, limits: RateLimits) -> Duration {
         let since = self.tokens_at.map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
         self.tokens_at = Some(now);

@@ -1,4 +1,5 @@
-//! Keeps the status of disruption budgets: how many pods there should be, how many are well, how many may go.
+//! Keeps the status of disruption budgets: the numbers of expected and healthy pods, and of allowed
+//! disruptions.
 
 mod decide;
 mod stale;

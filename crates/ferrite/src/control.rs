@@ -171,7 +171,7 @@ pub fn list(images: &Images) -> Result<Vec<ImageRow>, BoxError> {
     Ok(records.into_iter().map(row).collect())
 }
 
-/// Pulls and says how it goes; the last line is the outcome.
+/// Pulls and reports the progress; the last line is the outcome.
 pub async fn pull(images: &Images, request: &PullRequest, lines: tokio::sync::mpsc::Sender<PullLine>) {
     let said = lines.clone();
     let progress: Progress = Arc::new(move |event| {

@@ -213,7 +213,7 @@ fn addresses_of(service: &Service) -> Vec<IpAddr> {
     own.chain(balancers).filter_map(|text| text.parse().ok()).filter(IpAddr::is_ipv4).collect()
 }
 
-/// Which policies judge a pod, and whether the kernel agrees.
+/// The policies of a pod, and a comparison with the kernel's table.
 fn policy_lines(facts: &PodFacts, policies: &[Policy], seen: Option<&PodView>, table: &str) -> String {
     let mut out = String::new();
     for direction in Direction::BOTH {

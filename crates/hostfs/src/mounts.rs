@@ -19,7 +19,7 @@ pub fn below(dir: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Tells whether something is mounted at exactly `dir`.
+/// Returns true if something is mounted at exactly `dir`.
 pub fn is_mount_point(dir: &Path) -> io::Result<bool> {
     let Ok(canonical) = std::fs::canonicalize(dir) else { return Ok(false) };
     Ok(below(dir)?.contains(&canonical))

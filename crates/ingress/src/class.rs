@@ -23,8 +23,9 @@ pub enum Standing {
     Foreign,
 }
 
-/// Says how `ingress` stands to this controller. The field counts before the annotation, as upstream advises. An Ingress
-/// that names no class belongs to the default class: the newest one that is marked, as the API server chooses.
+/// The relation of `ingress` to this controller. The field counts before the annotation, as upstream
+/// advises. An Ingress that names no class belongs to the default class: the newest one that is marked, as
+/// the API server chooses.
 pub fn standing(ingress: &Ingress, classes: &[Arc<IngressClass>]) -> Standing {
     let named = ingress.spec.as_ref().and_then(|spec| spec.ingress_class_name.as_deref());
     let legacy = ingress.annotations().get(LEGACY_CLASS).map(String::as_str);

@@ -226,7 +226,7 @@ enum Made {
     From(&'static str, Make),
 }
 
-/// A plugin, and whether it works without being asked for.
+/// A plugin, and true if it is on by default.
 struct Row {
     made: Made,
     default: bool,

@@ -1,4 +1,4 @@
-//! The audit policy: which requests are audited, how much of them, and at which stages.
+//! The audit policy: the audited requests, the level of detail, and the stages.
 
 use super::event::{Level, Stage};
 use crate::auth::{Action, User};

@@ -1,4 +1,4 @@
-//! Stabilisation and limits: how much of a recommendation happens now.
+//! Stabilisation and limits: the part of a recommendation to apply now.
 //!
 //! Pure: the history of an autoscaler and the time are arguments. The time is that since some fixed moment, so that a
 //! change of the system's clock moves nothing.

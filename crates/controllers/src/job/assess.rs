@@ -1,4 +1,4 @@
-//! The state of a Job and its pods, and whether it has succeeded or failed.
+//! The state of a Job and its pods, and the decision if it has succeeded or failed.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;

@@ -22,7 +22,7 @@ impl Default for EvictionRates {
     }
 }
 
-/// A zone's nodes: how many answer and how many do not.
+/// The numbers of a zone's nodes that answer and that do not.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Zone {
     pub(super) ready: usize,

@@ -47,7 +47,7 @@ pub(crate) fn start(context: &Context) {
         .run_with(controller.clone(), |controller, key| async move { controller.sync(&key) });
 }
 
-/// Tells whether the claim wants more than it has.
+/// Returns true if the claim wants more than it has.
 fn must_grow(claim: &PersistentVolumeClaim, volume: &PersistentVolume) -> bool {
     let bound = claim_ref(volume).is_some_and(|reference| ref_uid(reference) == uid(&claim.metadata));
     let larger = claim_capacity(claim).is_none_or(|capacity| requested(claim) > capacity);

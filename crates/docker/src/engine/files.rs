@@ -237,7 +237,7 @@ fn compare(upper: &Path, lowers: &[PathBuf]) -> io::Result<Vec<Change>> {
 const INJECTED: &[&str] = &["/.dockerenv", "/etc/hosts", "/etc/hostname", "/etc/resolv.conf"];
 const MOUNT_POINTS: &[&str] = &["/proc", "/sys", "/dev", "/etc"];
 
-/// Tells whether the topmost layer that knows a path has something there.
+/// Returns true if the topmost layer that knows a path has something there.
 fn exists_in(lowers: &[Dir], path: &Path) -> bool {
     lowers.iter().find_map(|lower| lower.stat_path(path).ok()).is_some_and(|stat| !is_whiteout(&stat))
 }

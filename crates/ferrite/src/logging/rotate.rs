@@ -65,7 +65,7 @@ impl Rotated {
         Ok(Self { path: path.to_owned(), file, length, most })
     }
 
-    /// Counts bytes that are about to be written. Tells whether they belong in a new file.
+    /// Counts bytes that are about to be written. Returns true if they belong in a new file.
     fn count(&mut self, bytes: usize) -> bool {
         let full = self.length > 0 && self.length + bytes as u64 > self.most;
         self.length += bytes as u64;

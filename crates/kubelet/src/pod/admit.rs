@@ -1,4 +1,4 @@
-//! A pod's arrival: the node decides whether it takes the pod, and ends others for a critical one.
+//! Admission of a new pod: the node takes or refuses it, and ends others for a critical one.
 
 use super::admission::{self, Admission, NodeState, Offer};
 use super::model;

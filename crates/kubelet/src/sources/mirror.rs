@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Notify;
 
-/// Tells whether a pod of the API only shows a static pod, and is not to be run.
+/// Returns true if a pod of the API only shows a static pod, and is not to be run.
 pub(crate) fn is_mirror(pod: &Pod) -> bool {
     pod.metadata.annotations.as_ref().is_some_and(|annotations| annotations.contains_key(MIRROR))
 }

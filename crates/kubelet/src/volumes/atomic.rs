@@ -63,7 +63,7 @@ fn current(target: &Dir) -> Option<OsString> {
     (is_stamp(&name) && target.is_dir(&name).unwrap_or(false)).then_some(name)
 }
 
-/// Tells whether `name` is one that time-stamped directories have: `..2026_01_02_…`.
+/// Returns true if `name` is one that time-stamped directories have: `..2026_01_02_…`.
 fn is_stamp(name: &OsStr) -> bool {
     let known = |b: &u8| b.is_ascii_hexdigit() || matches!(b, b'_' | b'.');
     name.as_bytes().strip_prefix(b"..2").is_some_and(|rest| rest.len() < 64 && rest.iter().all(known))

@@ -154,7 +154,7 @@ pub trait PreScore: Send + Sync {
     ) -> Interest;
 }
 
-/// Says how well a node suits, from 0 to [`MAX_SCORE`](super::MAX_SCORE) after `normalize`.
+/// Scores a node, from 0 to [`MAX_SCORE`](super::MAX_SCORE) after `normalize`.
 pub trait Score: Send + Sync {
     fn score(&self, state: &CycleState, pod: &PodInfo, node: &NodeInfo) -> i64;
 

@@ -32,8 +32,9 @@ fn frame<'a>(header: &[u8], rest: &'a [u8], salt: Salt) -> Option<(FrameHeader, 
     Some((header, rest.get(FRAME_HEADER..FRAME_HEADER.checked_add(header.length)?)?))
 }
 
-/// Tells whether one flipped bit, in the checksum itself or in one of the `length` bytes that it covers last, changes a
-/// CRC-32 by `mismatch`. The checksum is linear: the change depends on the place of the bit alone.
+/// Returns true if one flipped bit, in the checksum itself or in one of the `length` bytes that it covers
+/// last, changes a CRC-32 by `mismatch`. The checksum is linear: the change depends on the place of the bit
+/// alone.
 fn is_one_bit(mismatch: u32, length: usize) -> bool {
     if mismatch.count_ones() == 1 {
         return true;

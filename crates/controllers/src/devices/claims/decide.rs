@@ -149,7 +149,7 @@ pub(super) fn is_left_behind<P: AsRef<Pod>>(
     })
 }
 
-/// The labels of the metrics: whether devices are asked for with administrator's rights.
+/// The labels of the metrics: "true" if devices are requested with admin access.
 pub(super) fn admin_access(claim: &ResourceClaim) -> &'static str {
     let requests = claim.spec.devices.as_ref().and_then(|devices| devices.requests.as_ref());
     let admin = requests

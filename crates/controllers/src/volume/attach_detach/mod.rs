@@ -159,7 +159,7 @@ fn facts(node: &Node) -> Facts {
     }
 }
 
-/// Tells whether the attachment `object` is of the volume that the node calls `unique`.
+/// Returns true if the attachment `object` is of the volume that the node calls `unique`.
 fn is_of(object: &str, unique: &str, node: &str) -> bool {
     parse_unique_name(unique).is_some_and(|(driver, handle)| attachment_name(handle, driver, node) == object)
 }
@@ -178,7 +178,8 @@ fn add_node(node: Option<String>, queue: &WorkQueue<ObjectKey>) {
     }
 }
 
-/// Tells whether several nodes may have the volume, as upstream: a volume without access modes may be anywhere.
+/// Returns true if several nodes may have the volume, as upstream: a volume without access modes may be
+/// anywhere.
 fn is_shared(volume: &PersistentVolume) -> bool {
     let modes = volume.spec.as_ref().and_then(|spec| spec.access_modes.as_deref()).unwrap_or_default();
     modes.is_empty() || modes.iter().any(|mode| matches!(mode.as_str(), "ReadWriteMany" | "ReadOnlyMany"))

@@ -400,7 +400,7 @@ impl Binder {
     }
 }
 
-/// Tells whether a sync lost against another writer, whose write wakes the key again.
+/// Returns true if a sync lost against another writer, whose write wakes the key again.
 fn is_stale(error: &SyncError) -> bool {
     matches!(error, SyncError::Api { error, .. } if is_conflict(error) || is_not_found(error))
 }

@@ -219,7 +219,7 @@ fn reclaim(volume: &PersistentVolume) -> Reclaim {
     }
 }
 
-/// Tells whether a volume is already known to be without a claim.
+/// Returns true if a volume is already known to be without a claim.
 pub(crate) fn is_released(volume: &PersistentVolume) -> bool {
     matches!(volume_phase(volume), "Released" | "Failed")
 }

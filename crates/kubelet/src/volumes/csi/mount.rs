@@ -126,8 +126,8 @@ impl Csi {
     }
 }
 
-/// Tells whether the volume was published for the pod and is still there. The target's own file system is not asked: it
-/// may not answer.
+/// Returns true if the volume was published for the pod and is still there. The target's own file system is
+/// not asked: it may not answer.
 fn is_published(place: &Place, link: Option<&Path>, uid: &str) -> io::Result<bool> {
     if let Some(link) = link {
         let linked = std::fs::read_link(link).is_ok_and(|to| to == place.target);

@@ -40,7 +40,7 @@ pub(super) fn check_lifecycle(
     }
 }
 
-/// Tells whether the kubelet gives the volume's files to the pod's group.
+/// Returns true if the kubelet gives the volume's files to the pod's group.
 pub(super) fn applies_group(driver: Option<&CSIDriver>, wanted: &Wanted) -> bool {
     let policy = driver.and_then(|driver| driver.spec.fs_group_policy.as_deref());
     match policy.unwrap_or("ReadWriteOnceWithFSType") {
