@@ -5,6 +5,7 @@ const BENCHMARKS: &[(&str, &str, &str)] = &[
     ("cluster", "ferrite", "cluster"),
     ("controllers", "ferrite-controllers", "controllers"),
     ("server", "ferrite-apiserver", "server"),
+    ("scheduler", "ferrite-scheduler", "scheduling"),
     ("store", "ferrite-store", "store"),
     ("runtime", "ferrite", "runtime"),
     ("network", "ferrite-proxy", "services"),

@@ -97,6 +97,10 @@ pub(crate) async fn answer(
             let about = About { config: &server.config, started: server.started, now: Timestamp::now() };
             zpages::answer(*page, &about, accept)
         }
+        Route::Steps => {
+            let steps = ferrite_json::to_value(ferrite_component::steps::of(query.all("uid")));
+            Ok(http::json(200, &steps.map_err(|error| Status::internal(&error.to_string()))?))
+        }
         Route::FlowControl(dump) => {
             let text = server.flow_control.as_ref().and_then(|flow| flow.dump(dump));
             Ok(text.map_or_else(page_not_found, |text| http::text(200, text)))

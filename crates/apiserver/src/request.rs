@@ -21,6 +21,8 @@ pub(crate) enum Route {
     Page(Page),
     /// `/debug/pprof/<profile>`; empty for the list of them.
     Profile(String),
+    /// `/debug/steps`
+    Steps,
     /// `/debug/api_priority_and_fairness/<dump>`
     FlowControl(String),
     /// `/api`
@@ -142,6 +144,7 @@ pub(crate) fn route(path: &str) -> Route {
         ["statusz"] => Route::Page(Page::Statusz),
         ["flagz"] => Route::Page(Page::Flagz),
         ["debug", "api_priority_and_fairness", dump] => Route::FlowControl((*dump).to_owned()),
+        ["debug", "steps"] => Route::Steps,
         ["debug", "pprof"] => Route::Profile(String::new()),
         ["debug", "pprof", profile] => Route::Profile((*profile).to_owned()),
         ["healthz", check @ ..] => health(Health::Healthz, check),

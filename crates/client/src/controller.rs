@@ -16,12 +16,15 @@ use std::hash::Hash;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ferrite_component::steps::Timer;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use kube::Resource;
 
 use crate::ownership::controller_of;
-use crate::{Change, Informer, Object, ObjectKey, RateLimits, Scope, WorkQueue, run_workers};
+use crate::{Change, Informer, Object, ObjectKey, RateLimits, Scope, Uid, WorkQueue, run_workers};
+
+type Subject<T> = Arc<dyn Fn(&T) -> Option<Uid> + Send + Sync>;
 
 /// A controller under construction. It does nothing before [`run`](Controller::run).
 #[must_use = "a controller that is not run does nothing"]
@@ -32,6 +35,8 @@ pub struct Controller<T: Eq + Hash = ObjectKey> {
     queue: Arc<WorkQueue<T>>,
     /// Become ready when the controller's informers are complete.
     synced: Vec<BoxFuture<'static, ()>>,
+    /// The UID of the object that a key stands for, where the controller reconciles objects.
+    subject: Option<Subject<T>>,
 }
 
 impl<T: Eq + Hash> std::fmt::Debug for Controller<T> {
@@ -52,7 +57,7 @@ where
     /// [`new`](Controller::new), with other delays before a failed reconcile is tried again.
     pub fn with_limits(name: &'static str, workers: usize, scope: &Scope, limits: RateLimits) -> Self {
         let queue = Arc::new(WorkQueue::named(name, limits));
-        Self { name, workers, scope: scope.clone(), queue, synced: Vec::new() }
+        Self { name, workers, scope: scope.clone(), queue, synced: Vec::new(), subject: None }
     }
 
     /// The queue of keys to reconcile, for sources that are no informer.
@@ -86,11 +91,24 @@ where
         Fut: Future<Output = Result<Option<Duration>, E>> + Send + 'static,
         E: Display + 'static,
     {
-        let Self { name, workers, scope, queue, synced } = self;
+        let Self { name, workers, scope, queue, synced, subject } = self;
         let inner = scope.clone();
         scope.spawn(async move {
             futures_util::future::join_all(synced).await;
-            run_workers(name, queue, workers, inner, reconcile).await;
+            run_workers(name, queue, workers, inner, move |key: T| {
+                let uid = subject.as_ref().and_then(|subject| subject(&key));
+                let timer = Timer::start();
+                let reconciled = reconcile(key);
+                async move {
+                    let result = reconciled.await;
+                    if let Some(uid) = uid {
+                        let outcome = if result.is_ok() { "" } else { "failed, tried again later" };
+                        timer.end(name, "reconcile", &uid.to_string(), format_args!("{outcome}"));
+                    }
+                    result
+                }
+            })
+            .await;
         });
     }
 
@@ -107,9 +125,16 @@ where
 }
 
 impl Controller<ObjectKey> {
+    /// Keys are those of the informer's objects: each reconcile is a step in the life of one.
+    pub fn about<K: Object>(mut self, informer: &Informer<K>) -> Self {
+        let objects = informer.clone();
+        self.subject = Some(Arc::new(move |key| objects.uid(key)));
+        self
+    }
+
     /// Every change of an object wakes its own key.
     pub fn reconciles<K: Object>(self, informer: &Informer<K>) -> Self {
-        self.watches(informer, |change, queue| queue.add(ObjectKey::of(&**change.object())))
+        self.about(informer).watches(informer, |change, queue| queue.add(ObjectKey::of(&**change.object())))
     }
 
     /// Every change of an object wakes the `O` that controls it, and the one that did before the change.

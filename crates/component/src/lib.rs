@@ -11,6 +11,7 @@ pub mod metrics;
 mod nearest;
 mod pages;
 mod serve;
+pub mod steps;
 
 pub use config::{ConfigError, TypeMeta, read_config};
 pub use duration::{GoDuration, ParseDurationError};

@@ -15,6 +15,7 @@ use crate::runtime::RuntimeAlone;
 use crate::server::{AgentSettings, ServerPlace};
 use crate::standalone::StandaloneOptions;
 use crate::store_cmd::{SnapshotCommand, StoreCommand};
+use crate::timeline::Timeline;
 use crate::up::Up;
 use crate::{down, kubelet, logging, status, tools, watchdog};
 use clap::{Args, CommandFactory, Parser, Subcommand};
@@ -121,6 +122,8 @@ enum Command {
     /// Explain which node a pod gets and why: the plugin that rejects each node, every score, and the
     /// changes that would help.
     ExplainSchedule(ExplainSchedule),
+    /// Show the life of an object step by step: each action on it and on its owners, with its time and duration.
+    Timeline(Timeline),
     /// Show the data path of a pod, a Service or a name, read back from the kernel.
     Network(NetworkCommand),
     /// Run the container runtime alone, for crictl and for any kubelet.
@@ -174,6 +177,7 @@ impl Cli {
             Command::KubeControllerManager(manager) => block_on(manager.run()),
             Command::KubeScheduler(scheduler) => block_on(scheduler.run()),
             Command::ExplainSchedule(explain) => block_on(explain.run()),
+            Command::Timeline(timeline) => block_on(timeline.run()),
             Command::Network(command) => block_on(command.run()),
             Command::Runtime(runtime) => block_on(runtime.run()),
             Command::Store(command) => block_on(command.run()),

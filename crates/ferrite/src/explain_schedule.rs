@@ -109,20 +109,21 @@ fn snapshot(nodes: Vec<Node>, pods: &[Pod], without: &ObjectKey) -> Snapshot {
     snapshot
 }
 
-impl ExplainSchedule {
-    async fn client(&self) -> Result<kube::Client, BoxError> {
-        let config = match &self.kubeconfig {
-            Some(path) => {
-                let kubeconfig = Kubeconfig::read_from(path)?;
-                kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?
-            }
-            None => kube::Config::infer().await?,
-        };
-        Ok(kube::Client::try_from(config)?)
-    }
+/// A client with the credentials of a kubeconfig, or of the usual one.
+pub async fn client_of(kubeconfig: Option<&Path>) -> Result<kube::Client, BoxError> {
+    let config = match kubeconfig {
+        Some(path) => {
+            let kubeconfig = Kubeconfig::read_from(path)?;
+            kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?
+        }
+        None => kube::Config::infer().await?,
+    };
+    Ok(kube::Client::try_from(config)?)
+}
 
+impl ExplainSchedule {
     pub async fn run(self) -> Result<ExitCode, BoxError> {
-        let client = self.client().await?;
+        let client = client_of(self.kubeconfig.as_deref()).await?;
         let everything = ListParams::default();
         macro_rules! all {
             ($kind:ty) => {

@@ -39,6 +39,7 @@ mod standalone;
 mod status;
 mod storage;
 mod store_cmd;
+mod timeline;
 mod tools;
 mod up;
 mod watchdog;

@@ -4,13 +4,14 @@ use super::addresses::holds_addresses;
 use super::checks::{self, Sent};
 use super::stored::Written;
 use super::update::CHARGE_ATTEMPTS;
-use super::{Registry, Write, metadata, store_status, stored};
+use super::{Registry, Write, WriteStep, metadata, store_status, stored};
 use crate::admission::{Attributes, Charges, Operation};
 use crate::auth::{Grant, check_escalation, check_param_access};
 use crate::managed;
 use ferrite_api::Status;
 use ferrite_api::meta;
 use ferrite_api::resource::Resource;
+use ferrite_component::steps::Timer;
 use ferrite_json::Value;
 use ferrite_store::{Compare, Entry, Lease, LeaseId, Op, Outcome, Txn};
 use jiff::Timestamp;
@@ -83,6 +84,7 @@ impl Registry {
     ) -> Result<Written, Status> {
         let resource = write.resource;
         let strategy = &resource.strategy;
+        let timer = Timer::start();
         let now = Timestamp::now();
         let given = meta::namespace(&object);
         if resource.is_namespaced() && !given.is_empty() && given != write.namespace {
@@ -191,13 +193,16 @@ impl Registry {
         // Drop the object before waiting for the commit: the thread that allocated it frees it while it is
         // in cache.
         let needed = !write.copied || holds_addresses(resource) || !charges.is_empty();
+        let uid = meta::uid(&object).to_owned();
         let object = Some(object).filter(|_| needed);
+        let admitted = timer.elapsed();
         for _ in 0..CHARGE_ATTEMPTS {
             let put = Op::Put { key: key.clone(), value: encoded.value.clone(), lease };
             let txn = Txn::default().when(Compare::Absent(key.clone())).then(put);
             let txn = charges.onto(self.with_addresses(resource, txn, None, object.as_ref()));
             if let Outcome::Committed { revision } = self.commit(resource, "create", txn).await? {
                 allocation.keep();
+                self.record(write, WriteStep { verb: "create", name, uid: &uid, timer, admitted, revision });
                 return Ok(Written::stored(object, encoded, revision));
             }
             // Somebody else has taken the name, the address, or of the same quota.

@@ -1,10 +1,11 @@
 //! Delete: at once, gracefully, or held by finalizers.
 
-use super::{Registry, Write, metadata, stored, unreadable};
+use super::{Registry, Write, WriteStep, metadata, stored, unreadable};
 use crate::admission::{Attributes, Operation};
 use crate::options::{DeleteOptions, Propagation};
 use ferrite_api::resource::{Deletion, Resource};
 use ferrite_api::{Status, meta};
+use ferrite_component::steps::Timer;
 use ferrite_json::Value;
 use ferrite_store::{Compare, Op, Outcome, Txn};
 use jiff::{SignedDuration, Timestamp};
@@ -30,6 +31,7 @@ impl Registry {
     ) -> Result<Deleted, Status> {
         let resource = write.resource;
         let key = stored::key(resource, write.namespace, name);
+        let timer = Timer::start();
         if options.propagation.is_none()
             && let Some(warning) = resource.strategy.deletion_warning()
         {
@@ -95,9 +97,12 @@ impl Registry {
             if step == Step::Remove {
                 txn = self.with_addresses(resource, txn, Some(&old), None);
             }
+            let ready = timer.elapsed();
             let Outcome::Committed { revision } = self.commit(resource, "delete", txn).await? else {
                 continue;
             };
+            let uid = meta::uid(&old);
+            self.record(write, WriteStep { verb: "delete", name, uid, timer, admitted: ready, revision });
             return Ok(match step {
                 Step::MarkAndRemove(mut new) => {
                     let txn = Txn::default()

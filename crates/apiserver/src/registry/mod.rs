@@ -37,11 +37,13 @@ use crate::request::Verb;
 use ferrite_api::Status;
 use ferrite_api::codec::{DecodeError, MAX_DEPTH, MAX_OBJECT_DEPTH};
 use ferrite_api::resource::Resource;
+use ferrite_component::steps::Timer;
 use ferrite_json::Value;
 use ferrite_store::{Entry, Outcome, Revision, Snapshot, Store, StoreError, Txn};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 /// Every resource served, by group, version and plural name.
 pub(crate) struct ResourceMap {
@@ -208,6 +210,17 @@ impl Viewer {
     }
 }
 
+/// A write that was committed, as [`Registry::record`] takes it.
+struct WriteStep<'a> {
+    verb: &'static str,
+    name: &'a str,
+    uid: &'a str,
+    timer: Timer,
+    /// Time from the beginning to the commit.
+    admitted: Duration,
+    revision: Revision,
+}
+
 /// A write as all verbs share it.
 pub(crate) struct Write<'a> {
     pub resource: &'a Resource,
@@ -312,6 +325,28 @@ impl Registry {
         let outcome = self.store.commit(txn).await;
         self.times.observe(resource, operation, started.elapsed());
         outcome.map_err(store_status)
+    }
+
+    /// Records a write in the life of its object. Objects that do not last are left out: there are many of them.
+    fn record(&self, write: &Write<'_>, step: WriteStep<'_>) {
+        let WriteStep { verb, name, uid, timer, admitted, revision } = step;
+        let resource = write.resource;
+        if resource.hooks.ttl {
+            return;
+        }
+        let durable = timer.elapsed().saturating_sub(admitted);
+        timer.end(
+            "apiserver",
+            verb,
+            uid,
+            format_args!(
+                "{} {name} by {}, revision {revision}, ready after {} µs, durable after {} µs more",
+                resource.plural,
+                write.user.name,
+                admitted.as_micros(),
+                durable.as_micros()
+            ),
+        );
     }
 
     /// The stored object.

@@ -3,13 +3,14 @@
 use super::checks::{self, Sent};
 use super::delete::held_by_spec;
 use super::stored::Written;
-use super::{Registry, Write, metadata, stored, unreadable};
+use super::{Registry, Write, WriteStep, metadata, stored, unreadable};
 use crate::admission::{Attributes, Operation};
 use crate::auth::{Grant, check_escalation, check_param_access};
 use crate::managed;
 use ferrite_api::field::{FieldError, Path};
 use ferrite_api::resource::Resource;
 use ferrite_api::{Status, meta};
+use ferrite_component::steps::Timer;
 use ferrite_json::Value;
 use ferrite_store::{Compare, Op, Outcome, Txn};
 use jiff::Timestamp;
@@ -79,6 +80,7 @@ impl Registry {
     pub async fn update(&self, update: &Update<'_>) -> Result<Written, Status> {
         let resource = update.write.resource;
         let key = stored::key(resource, update.write.namespace, update.name);
+        let timer = Timer::start();
         for _ in 0..ATTEMPTS {
             let view = self.view();
             let Some(entry) = view.snapshot.get(key.as_bytes()) else { return Err(missing(update)) };
@@ -104,9 +106,11 @@ impl Registry {
                 Op::Put { key: key.clone(), value: encoded.value.clone(), lease: entry.lease }
             };
             let mut txn = Txn::default().when(Compare::ModifiedAt(key.clone(), entry.modified)).then(op);
-            if resource.group == "coordination.k8s.io" && is_renewal(&new, &old) {
+            let is_renewal = resource.group == "coordination.k8s.io" && is_renewal(&new, &old);
+            if is_renewal {
                 txn = txn.relaxed();
             }
+            let admitted = timer.elapsed();
             let mut txn = self.with_addresses(resource, txn, Some(&old), (!finished).then_some(&new));
             // Needed again only where a quota is charged.
             let uncharged = (!charges.is_empty()).then(|| txn.clone());
@@ -114,6 +118,11 @@ impl Registry {
                 let charged = charges.onto(txn);
                 if let Outcome::Committed { revision } = self.commit(resource, "update", charged).await? {
                     allocation.keep();
+                    if !is_renewal {
+                        let (verb, name) = (verb_of(update.subresource), update.name);
+                        let uid = meta::uid(&new);
+                        self.record(&update.write, WriteStep { verb, name, uid, timer, admitted, revision });
+                    }
                     return Ok(Written::stored(Some(new), encoded, revision));
                 }
                 // Another writer was faster. The change is made again on the present object; one that names
@@ -253,6 +262,16 @@ impl Registry {
         }
         self.admission.validate(view, attributes, Some(new)).await?;
         Ok(allocation)
+    }
+}
+
+/// The name of the step in the object's life.
+fn verb_of(subresource: Option<&str>) -> &'static str {
+    match subresource {
+        None => "update",
+        Some("status") => "update status",
+        Some("binding") => "bind",
+        Some(_) => "update part",
     }
 }
 

@@ -19,7 +19,7 @@ use tracing::{error, warn};
 
 use self::raw::RawObject;
 use self::store::{DECODED, Held, IndexValues, Store};
-use crate::{Api, Object, ObjectKey, Scope};
+use crate::{Api, Object, ObjectKey, Scope, Uid};
 
 /// A change of an object, in the order in which the server reported it.
 ///
@@ -193,6 +193,11 @@ impl<K: Object> Informer<K> {
     /// The object, decoded if it is not yet.
     pub fn get(&self, key: &ObjectKey) -> Option<Arc<K>> {
         self.shared.decode(vec![self.shared.store.get(key)?]).pop()
+    }
+
+    /// The UID of the object, without decoding it.
+    pub fn uid(&self, key: &ObjectKey) -> Option<Uid> {
+        self.shared.store.uid(key)
     }
 
     /// Every object, ordered by namespace and name. This decodes all of them: prefer an index.

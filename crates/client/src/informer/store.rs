@@ -117,6 +117,10 @@ impl Store {
         self.read().objects.get_key_value(key).map(|(key, entry)| Held::of(key, entry))
     }
 
+    pub(super) fn uid(&self, key: &ObjectKey) -> Option<Uid> {
+        self.read().objects.get(key).map(|entry| entry.uid.clone())
+    }
+
     pub(super) fn list(&self) -> Vec<Held> {
         self.read().objects.iter().map(|(key, entry)| Held::of(key, entry)).collect()
     }

@@ -48,7 +48,8 @@ pub(crate) fn start(context: &Context) {
         controller_of(&job.metadata).map(|owner| owner.uid.clone()).into_iter().collect()
     });
     let woken = controller.clone();
-    kit.watches(&controller.crons, move |change, queue| woken.cron_changed(change, queue))
+    kit.about(&controller.crons)
+        .watches(&controller.crons, move |change, queue| woken.cron_changed(change, queue))
         .owns::<CronJob, Job>(&controller.jobs)
         .run_with(controller.clone(), |controller, key| async move { controller.sync(&key).await });
 }

@@ -60,7 +60,8 @@ pub(crate) fn start(context: &Context) {
     });
     controller.sets.pods.add_index(BY_NODE, pods::node_index);
     let [by_set, by_pod, by_revision, by_node] = std::array::from_fn(|_| controller.clone());
-    kit.watches(&controller.sets.owners, move |change, _| by_set.set_changed(change))
+    kit.about(&controller.sets.owners)
+        .watches(&controller.sets.owners, move |change, _| by_set.set_changed(change))
         .watches(&controller.sets.pods, move |change, _| by_pod.sets.pod_changed(change))
         .watches(controller.history.informer(), move |change, _| by_revision.revision_changed(change))
         .reads(&controller.nodes)

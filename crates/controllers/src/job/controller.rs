@@ -55,7 +55,8 @@ pub(crate) fn start(context: &Context) {
     controller.pods.add_index(BY_CONTROLLER, pods::controller_index);
     controller.pods.add_index(BY_LABEL, pods::label_index);
     let (by_job, by_pod) = (controller.clone(), controller.clone());
-    kit.watches(&controller.jobs, move |change, _| by_job.job_changed(change))
+    kit.about(&controller.jobs)
+        .watches(&controller.jobs, move |change, _| by_job.job_changed(change))
         .watches(&controller.pods, move |change, _| by_pod.pod_changed(change))
         .run_with(controller.clone(), |controller, key| async move { controller.sync(key).await });
     orphans

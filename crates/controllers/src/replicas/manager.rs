@@ -49,7 +49,8 @@ pub(super) fn start<O: Replicated>(context: &Context) {
         controller_of(owner.meta()).map(|parent| parent.uid.clone()).into_iter().collect()
     });
     let (by_owner, by_pod) = (manager.clone(), manager.clone());
-    kit.watches(&manager.owners, move |change, _| by_owner.owner_changed(change))
+    kit.about(&manager.owners)
+        .watches(&manager.owners, move |change, _| by_owner.owner_changed(change))
         .watches(&manager.pods, move |change, _| by_pod.pod_changed(change))
         .run_with(manager.clone(), |manager, key| async move { manager.sync(key).await });
 }

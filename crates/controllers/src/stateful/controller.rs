@@ -51,7 +51,8 @@ pub(crate) fn start(context: &Context) {
         recorder: context.events.recorder(NAME, None),
     });
     let (by_set, by_pod) = (controller.clone(), controller.clone());
-    kit.watches(&controller.sets.owners, move |change, _| by_set.sets.owner_changed(change))
+    kit.about(&controller.sets.owners)
+        .watches(&controller.sets.owners, move |change, _| by_set.sets.owner_changed(change))
         .watches(&controller.sets.pods, move |change, _| by_pod.sets.pod_changed(change))
         .reads(&controller.claims)
         .reads(controller.history.informer())

@@ -32,6 +32,7 @@ fn create_scale_and_delete() {
     assert!(pods.iter().all(|p| p["metadata"]["ownerReferences"][0]["uid"] == set["metadata"]["uid"]));
     let addresses: BTreeSet<_> = pods.iter().map(pod_ip).collect();
     assert_eq!(addresses.len(), 3);
+    shows_the_life_of(&world, pods[0]["metadata"]["name"].as_str().unwrap());
 
     world.kubectl(&["scale", "deployment/web", "--replicas=5"]);
     world.wait_rolled_out("web", 5);
@@ -50,6 +51,27 @@ fn create_scale_and_delete() {
             && world.get(&["replicasets"])["items"].as_array().unwrap().is_empty())
         .then_some(())
     });
+}
+
+/// The timeline of a pod reaches from the request for its Deployment to its process, and is for administrators.
+fn shows_the_life_of(world: &World, pod: &str) {
+    let timeline = world.command(ferrite().to_str().unwrap(), &["timeline", &format!("pod/{pod}")]).output();
+    let text = String::from_utf8(timeline.unwrap().stdout).unwrap();
+    let mut lines = text.lines();
+    for (component, step, object) in [
+        ("apiserver", "create", "deployment/web"),
+        ("replicaset-controller", "reconcile", "replicaset/web"),
+        ("apiserver", "create", "pod/web"),
+        ("scheduler", "schedule", "pod/web"),
+        ("apiserver", "bind", "pod/web"),
+        ("kubelet", "sandbox", "pod/web"),
+        ("kubelet", "start container", "pod/web"),
+    ] {
+        let found = lines.any(|line| [component, step, object].iter().all(|word| line.contains(word)));
+        assert!(found, "{component} {step} {object} is missing, or not in order:\n{text}");
+    }
+    let refusal = world.kubectl_fails(&["get", "--raw", "/debug/steps", "--as=nobody"]);
+    assert!(refusal.contains("forbidden"), "{refusal}");
 }
 
 /// Asks every ready endpoint of the service, over and over, until the test ends it.

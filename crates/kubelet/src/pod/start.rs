@@ -21,6 +21,7 @@ use crate::userns::{self, UsernsError};
 use crate::volumes::PodVolumes;
 use crate::volumes::image::{self as volume_image, PresentImages};
 use ferrite_client::EventType;
+use ferrite_component::steps::Timer;
 use ferrite_cri::v1::{
     ContainerConfig, CreateContainerRequest, Mount, PodSandboxConfig, PodSandboxStatusRequest,
     RemoveContainerRequest, RunPodSandboxRequest, StartContainerRequest, UserNamespace,
@@ -114,10 +115,12 @@ impl Context {
     }
 
     pub(super) async fn create_sandbox(&self, pod: &Pod, attempt: u32) -> Result<Sandbox, SandboxError> {
+        let timer = Timer::start();
         let id = self.run_sandbox(pod, attempt).await.inspect_err(|e| {
             let message = format!("Failed to create pod sandbox: {e}");
             self.event(pod, EventType::Warning, "FailedCreatePodSandBox", message);
         })?;
+        timer.end("kubelet", "sandbox", &PodId::of(pod).uid, format_args!("with its network"));
         let request = PodSandboxStatusRequest { pod_sandbox_id: id, verbose: false };
         let status = self.runtime.pod_sandbox_status(request).await.inspect_err(|e| {
             let message = format!("Unable to get pod sandbox status: {e}");
@@ -152,11 +155,13 @@ impl Context {
         let pod = inputs.pod;
         let about = model::reference(pod, Some(container.field_path()));
         let warn = |message: String| self.recorder.event(&about, EventType::Warning, "Failed", message);
+        let (uid, timer) = (&PodId::of(pod).uid, Timer::start());
         let image = tokio::select! {
             image = self.images.ensure(pod, container, inputs.keyring, inputs.sandbox_config, pulls) => image,
             _ = ending.wait_for(Desired::must_end) => return Err(StartError::Interrupted),
         };
         let image = image.inspect_err(|reason| warn(format!("Error: {}", reason.reason)))?;
+        timer.end("kubelet", "image", uid, format_args!("{} for {}", image.reference, container.name()));
         let mut images = PresentImages::new();
         for volume in volume_image::mounted(pod, container) {
             let puller = volume_image::puller(container, volume);
@@ -227,15 +232,19 @@ impl Context {
             config: Some(config),
             sandbox_config: Some(inputs.sandbox_config.clone()),
         };
+        let timer = Timer::start();
         let created = self.runtime.create_container(request).await.map_err(|e| create_error(&warn, &e))?;
         let id = created.container_id;
+        timer.end("kubelet", "create container", uid, format_args!("{}", container.name()));
         self.recorder.event(&about, EventType::Normal, "Created", "Container created".to_string());
+        let timer = Timer::start();
         self.runtime.start_container(StartContainerRequest { container_id: id.clone() }).await.map_err(
             |e| {
                 warn(format!("Error: {e}"));
                 WaitingReason::new("RunContainerError", e.to_string())
             },
         )?;
+        timer.end("kubelet", "start container", uid, format_args!("{}", container.name()));
         self.resources.started();
         self.recorder.event(&about, EventType::Normal, "Started", "Container started".to_string());
         tokio::select! {

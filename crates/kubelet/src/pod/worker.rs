@@ -17,6 +17,7 @@ use crate::images::PullState;
 use crate::probe::{ProbeKind, ProbeSet};
 use crate::volumes::PodVolumes;
 use ferrite_client::{Backoff, EventType, Scope};
+use ferrite_component::steps::Timer;
 use ferrite_cri::v1::{RemoveContainerRequest, RemovePodSandboxRequest};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
@@ -417,7 +418,7 @@ impl Worker {
         }
         // Waiting (for a driver, for an attachment) stops when the pod must end; work on files is
         // completed.
-        let (stop, mut ending) = (CancellationToken::new(), self.desired.clone());
+        let (stop, mut ending, timer) = (CancellationToken::new(), self.desired.clone(), Timer::start());
         let done = {
             let set_up = self.context.volumes.set_up(pod, now, self.volumes.as_ref(), &stop);
             tokio::pin!(set_up);
@@ -432,6 +433,7 @@ impl Worker {
         };
         match done {
             Ok(volumes) => {
+                timer.end("kubelet", "volumes", &self.id.uid, format_args!("set up"));
                 self.volumes = Some(volumes);
                 self.volumes_of = Some(pod.metadata.clone());
                 Ok(())

@@ -181,6 +181,11 @@ impl Server {
                 text(StatusCode::METHOD_NOT_ALLOWED, "profiling endpoint is disabled.\n")
             }
             ["debug", "flags", "v"] => text(StatusCode::METHOD_NOT_ALLOWED, "flags endpoint is disabled.\n"),
+            ["debug", "steps"] if reading => {
+                let query = query(&request);
+                let uids = query.iter().filter(|(key, _)| key == "uid").map(|(_, uid)| uid.as_str());
+                json(&ferrite_component::steps::of(uids))
+            }
             ["containerLogs", namespace, pod, container] if reading => {
                 self.logs(&request, namespace, pod, container).await
             }

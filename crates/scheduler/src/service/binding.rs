@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ferrite_client::EventType;
+use ferrite_component::steps::Timer;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -63,8 +64,11 @@ impl Scheduler {
         permit: OwnedSemaphorePermit,
     ) {
         let pod = popped.pod.clone();
+        let timer = Timer::start();
         match self.try_bind(&pod, &placement).await {
             Ok(()) => {
+                let uid = pod.uid.as_deref().unwrap_or_default();
+                timer.end("scheduler", "bind", uid, format_args!("to {}", placement.node));
                 self.queue().done(&pod.key);
                 if let Some((framework, recorder)) = self.profile_of(&pod) {
                     let message = format!("Successfully assigned {} to {}", pod.key, placement.node);

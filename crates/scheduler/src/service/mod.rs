@@ -11,6 +11,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ferrite_client::{EventRecorder, Events, Informer, Informers, ObjectKey, Scope};
+use ferrite_component::steps::Timer;
 use k8s_openapi::api::apps::v1::{ReplicaSet, StatefulSet};
 use k8s_openapi::api::core::v1::{Node, Pod, ReplicationController, Service};
 use kube::Client;
@@ -182,6 +183,24 @@ impl From<PluginError> for Failure {
     }
 }
 
+/// Records the search for a node in the life of the pod.
+fn record_cycle(timer: Timer, popped: &Popped, result: &Result<Placement, ScheduleError>) {
+    let uid = popped.pod.uid.as_deref().unwrap_or_default();
+    let waited = popped.since.elapsed().saturating_sub(timer.elapsed()).as_micros();
+    match result {
+        Ok(Placement { node, evaluated, feasible, .. }) => timer.end(
+            "scheduler",
+            "schedule",
+            uid,
+            format_args!("{node}, one of {feasible} that fit of {evaluated} tried, {waited} µs in the queue"),
+        ),
+        Err(ScheduleError::Unschedulable(error)) => {
+            timer.end("scheduler", "schedule", uid, format_args!("{error}"));
+        }
+        Err(ScheduleError::Plugin(error)) => timer.end("scheduler", "schedule", uid, format_args!("{error}")),
+    }
+}
+
 impl Scheduler {
     fn cache(&self) -> MutexGuard<'_, Cache> {
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
@@ -219,6 +238,7 @@ impl Scheduler {
                 }
                 cache.update(&mut snapshot);
             }
+            let timer = Timer::start();
             let siblings = self.siblings_of(&popped.pod);
             let pod = PodInfo::clone(&popped.pod).with_siblings(siblings);
             let Some((framework, _)) = self.profile_of(&pod) else {
@@ -229,6 +249,7 @@ impl Scheduler {
             let result =
                 cycle::schedule(framework, &snapshot, &self.extenders, &pod, &mut search, pick).await;
             let popped = Popped { pod: Arc::new(pod), ..popped };
+            record_cycle(timer, &popped, &result);
             match result {
                 Ok(placement) => self.place(popped, placement, permit),
                 Err(ScheduleError::Unschedulable(error)) => {

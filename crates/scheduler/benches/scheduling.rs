@@ -1,0 +1,310 @@
+//! The scheduler beside an API server with a durable store, both in this process, in the shapes of upstream's
+//! `scheduler_perf`. Prints a table; numbers, not tests.
+//!
+//! `cargo bench -p ferrite-scheduler` runs all of it; shapes can be chosen: `-- basic node-affinity spread
+//! pod-affinity anti-affinity preemption unschedulable one`. `NODES` is the number of nodes, 5,000 without it. Nodes
+//! are objects without kubelets. The time of a shape is that from the first create to the last binding.
+#![allow(clippy::unwrap_used, reason = "a benchmark that fails should stop at once")]
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use ferrite_apiserver::{ApiServer, Config as ServerConfig, User};
+use ferrite_client::{Api, Events, Informer, Informers, Object, Scope};
+use ferrite_json::{Value, json};
+use ferrite_scheduler::{Configuration, Registry, SchedulerContext};
+use futures_util::StreamExt;
+use k8s_openapi::api::core::v1::{Node, Pod, ServiceAccount};
+use k8s_openapi::api::scheduling::v1::PriorityClass;
+use kube::Client;
+use kube::api::PostParams;
+use tokio::sync::Notify;
+
+/// Writes under way at once, as many as upstream's load has.
+const WRITERS: usize = 64;
+
+/// A load: pods that are there before the clock starts, pods that count, and what they look like.
+struct Shape {
+    name: &'static str,
+    /// Scheduled before the measurement.
+    before: usize,
+    measured: usize,
+    /// Pods that fit nowhere, made before those that count.
+    hopeless: usize,
+    /// A node can hold four pods.
+    is_tight: bool,
+    pod: fn(usize) -> Value,
+    /// The pods that are there before; `pod` without it.
+    earlier: Option<fn(usize) -> Value>,
+}
+
+const SHAPES: &[Shape] = &[
+    Shape {
+        name: "basic",
+        before: 1000,
+        measured: 10_000,
+        hopeless: 0,
+        is_tight: false,
+        pod: plain,
+        earlier: None,
+    },
+    Shape {
+        name: "node-affinity",
+        before: 1000,
+        measured: 10_000,
+        hopeless: 0,
+        is_tight: false,
+        pod: |n| {
+            let terms = json!([{"matchExpressions": [{"key": "topology.kubernetes.io/zone", "operator": "In",
+                "values": ["zone-1", "zone-2"]}]}]);
+            with(
+                n,
+                "affinity",
+                json!({"nodeAffinity":
+                {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}),
+            )
+        },
+        earlier: None,
+    },
+    Shape {
+        name: "spread",
+        before: 1000,
+        measured: 5000,
+        hopeless: 0,
+        is_tight: false,
+        pod: |n| {
+            with(
+                n,
+                "topologySpreadConstraints",
+                json!([{"maxSkew": 5, "whenUnsatisfiable": "DoNotSchedule",
+                "topologyKey": "topology.kubernetes.io/zone", "labelSelector": {"matchLabels": {"app": "web"}}}]),
+            )
+        },
+        earlier: Some(plain),
+    },
+    Shape {
+        name: "pod-affinity",
+        before: 1000,
+        measured: 5000,
+        hopeless: 0,
+        is_tight: false,
+        pod: |n| with(n, "affinity", json!({"podAffinity": same_zone("topology.kubernetes.io/zone")})),
+        earlier: None,
+    },
+    Shape {
+        name: "anti-affinity",
+        before: 500,
+        measured: 2000,
+        hopeless: 0,
+        is_tight: false,
+        pod: |n| with(n, "affinity", json!({"podAntiAffinity": same_zone("kubernetes.io/hostname")})),
+        earlier: None,
+    },
+    Shape {
+        name: "preemption",
+        before: 20_000,
+        measured: 5000,
+        hopeless: 0,
+        is_tight: true,
+        pod: |n| {
+            let mut pod = sized(n, "3000m");
+            pod["spec"]["priorityClassName"] = json!("high");
+            pod
+        },
+        earlier: Some(|n| sized(n, "900m")),
+    },
+    Shape {
+        name: "unschedulable",
+        before: 0,
+        measured: 10_000,
+        hopeless: 200,
+        is_tight: false,
+        pod: plain,
+        earlier: None,
+    },
+    Shape { name: "one", before: 1000, measured: 1, hopeless: 0, is_tight: false, pod: plain, earlier: None },
+];
+
+fn plain(number: usize) -> Value {
+    sized(number, "100m")
+}
+
+fn sized(number: usize, cpu: &str) -> Value {
+    json!({"metadata": {"name": format!("pod-{number}"), "labels": {"app": "web"}},
+        "spec": {"containers": [{"name": "c", "image": "registry.k8s.io/pause:3.10",
+            "resources": {"requests": {"cpu": cpu, "memory": "100Mi"}}}]}})
+}
+
+fn with(number: usize, field: &str, value: Value) -> Value {
+    let mut pod = plain(number);
+    pod["spec"][field] = value;
+    pod
+}
+
+fn same_zone(key: &str) -> Value {
+    json!({"requiredDuringSchedulingIgnoredDuringExecution": [
+        {"topologyKey": key, "labelSelector": {"matchLabels": {"app": "web"}}}]})
+}
+
+fn main() {
+    let parts: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
+    let nodes = std::env::var("NODES").ok().and_then(|n| n.parse().ok()).unwrap_or(5000);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    println!(
+        "{:<16} {:>8} {:>8} {:>10} {:>12} {:>10}",
+        "shape", "nodes", "pods", "pods/s", "cpu/pod", "memory"
+    );
+    for shape in SHAPES.iter().filter(|shape| parts.is_empty() || parts.iter().any(|p| p == shape.name)) {
+        runtime.block_on(run(shape, nodes));
+    }
+}
+
+async fn run(shape: &Shape, nodes: usize) {
+    let directory = tempfile::tempdir().unwrap();
+    let world = World::start(directory.path()).await;
+    world.prepare(nodes, shape.is_tight).await;
+    let earlier = shape.earlier.unwrap_or(shape.pod);
+    world.schedule(shape.before, |n| renamed(earlier(n), format!("before-{n}"))).await;
+    let pods: Api<Pod> = Api::namespaced(world.client.clone(), "default");
+    create_many(&pods, shape.hopeless, |n| renamed(sized(n, "1000"), format!("hopeless-{n}"))).await;
+    let (began, spent) = (Instant::now(), processor_time());
+    world.schedule(shape.measured, shape.pod).await;
+    let (elapsed, spent) = (began.elapsed(), processor_time() - spent);
+    let count = shape.measured as f64;
+    println!(
+        "{:<16} {:>8} {:>8} {:>10.0} {:>9.0} µs {:>6} MiB",
+        shape.name,
+        nodes,
+        shape.measured,
+        count / elapsed.as_secs_f64(),
+        spent.as_secs_f64() * 1e6 / count,
+        proportional_memory() / 1024
+    );
+    world.stop().await;
+}
+
+fn renamed(mut pod: Value, name: String) -> Value {
+    pod["metadata"]["name"] = json!(name);
+    pod
+}
+
+struct World {
+    client: Client,
+    server: Arc<ApiServer>,
+    scope: Scope,
+    /// Pods that were seen with a node.
+    bound: Arc<AtomicUsize>,
+    changed: Arc<Notify>,
+}
+
+impl World {
+    async fn start(directory: &std::path::Path) -> Self {
+        let store =
+            ferrite_store::Store::open(&directory.join("store"), Default::default(), Default::default())
+                .unwrap();
+        let config = ServerConfig {
+            service_ranges: vec![ferrite_api::Cidr::parse("10.96.0.0/12").unwrap()],
+            ..ServerConfig::new("192.0.2.1:6443".parse().unwrap())
+        };
+        let server = ApiServer::start(Arc::new(store), config).await.unwrap();
+        let client_of = |user| Client::new(server.in_process_client(user), "default");
+        let client = client_of(User::new("system:admin", ["system:masters"]));
+        let scheduler = client_of(User::new("system:kube-scheduler", ["system:authenticated"]));
+        let scope = Scope::new();
+        let informers = Informers::new(scheduler.clone(), scope.clone());
+        let world = Self { client, server, scope, bound: Arc::default(), changed: Arc::default() };
+        ferrite_scheduler::start(&SchedulerContext {
+            client: scheduler.clone(),
+            informers: informers.clone(),
+            events: Events::start(scheduler, &world.scope),
+            scope: world.scope.clone(),
+            configuration: Configuration::default(),
+            registry: Registry::default(),
+            extenders: Vec::new(),
+        })
+        .unwrap();
+        let pods: Informer<Pod> = informers.get();
+        let (bound, changed) = (world.bound.clone(), world.changed.clone());
+        let seen = Mutex::new(HashSet::new());
+        pods.subscribe(move |change| {
+            let pod = change.object();
+            let has_node = pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some());
+            if has_node && seen.lock().unwrap().insert(pod.metadata.name.clone()) {
+                bound.fetch_add(1, Ordering::Relaxed);
+                changed.notify_one();
+            }
+        });
+        world
+    }
+
+    /// Makes the nodes, the account and the class that pods need.
+    async fn prepare(&self, nodes: usize, is_tight: bool) {
+        let accounts: Api<ServiceAccount> = Api::namespaced(self.client.clone(), "default");
+        create_many(&accounts, 1, |_| json!({"metadata": {"name": "default"}})).await;
+        let classes: Api<PriorityClass> = Api::all(self.client.clone());
+        create_many(&classes, 1, |_| json!({"metadata": {"name": "high"}, "value": 1000})).await;
+        let cpu = if is_tight { "4" } else { "32" };
+        let amounts = json!({"cpu": cpu, "memory": "64Gi", "pods": "110"});
+        let api: Api<Node> = Api::all(self.client.clone());
+        create_many(&api, nodes, |number| {
+            let name = format!("node-{number}");
+            json!({"metadata": {"name": name, "labels": {"kubernetes.io/hostname": name,
+                    "topology.kubernetes.io/zone": format!("zone-{}", number % 3)}},
+                "status": {"allocatable": amounts, "capacity": amounts, "phase": "Running",
+                    "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady"}]}})
+        })
+        .await;
+    }
+
+    /// Makes `count` pods and waits until each has a node.
+    async fn schedule(&self, count: usize, pod: impl Fn(usize) -> Value) {
+        let target = self.bound.load(Ordering::Relaxed) + count;
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), "default");
+        let all_bound = async {
+            while self.bound.load(Ordering::Relaxed) < target {
+                self.changed.notified().await;
+            }
+        };
+        let both = async { tokio::join!(create_many(&pods, count, pod), all_bound) };
+        let bound = || self.bound.load(Ordering::Relaxed);
+        assert!(
+            tokio::time::timeout(Duration::from_secs(600), both).await.is_ok(),
+            "{} of {target} pods have a node",
+            bound()
+        );
+    }
+
+    async fn stop(self) {
+        self.scope.shutdown().await;
+        self.server.shutdown().await;
+    }
+}
+
+/// Makes `count` objects, several at a time.
+async fn create_many<K: Object>(api: &Api<K>, count: usize, object: impl Fn(usize) -> Value) {
+    let writes = (0..count).map(|number| (api.clone(), object(number)));
+    futures_util::stream::iter(writes)
+        .for_each_concurrent(WRITERS, |(api, object)| async move {
+            let object = K::decode(&ferrite_json::to_vec(&object).unwrap()).unwrap();
+            api.create(&PostParams::default(), &object).await.unwrap();
+        })
+        .await;
+}
+
+/// The processor time of this process.
+fn processor_time() -> Duration {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+    // Fields 14 and 15 of the file, in hundredths of a second; the name and what precedes it are cut off.
+    let ticks: u64 = fields[11..=12].iter().map(|field| field.parse::<u64>().unwrap()).sum();
+    Duration::from_millis(ticks * 10)
+}
+
+/// The PSS of this process in KiB.
+fn proportional_memory() -> u64 {
+    let rollup = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap();
+    let line = rollup.lines().find(|line| line.starts_with("Pss:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
