@@ -122,7 +122,7 @@ enum Command {
     /// Explain which node a pod gets and why: the plugin that rejects each node, every score, and the
     /// changes that would help.
     ExplainSchedule(ExplainSchedule),
-    /// Show the life of an object step by step: each action on it and on its owners, with its time and duration.
+    /// Show the life of an object step by step: each action on it and on its owners, with time and duration.
     Timeline(Timeline),
     /// Show the data path of a pod, a Service or a name, read back from the kernel.
     Network(NetworkCommand),

@@ -314,7 +314,7 @@ impl Cluster {
         told.ok_or_else(|| format!("{name} never came to be").into())
     }
 
-    /// Opens the control socket for other `ferrite` commands. They serve our own images: another runtime has its tools.
+    /// Opens the control socket for other `ferrite` commands. They serve our own images only.
     pub fn listen(&self, paths: &Paths) -> Result<(), BoxError> {
         let Some(embedded) = &self.embedded else { return Ok(()) };
         let control =
