@@ -59,7 +59,7 @@ fn main() {
     fs::write(target, out).expect("OUT_DIR is writable");
 }
 
-/// What `schema/go.tsv` says: the Go type and the embedded structs of a field, empty where there is nothing to say.
+/// Parses `schema/go.tsv`: the Go type and the embedded structs of a field, empty if the table has none.
 fn go_types(text: &str) -> HashMap<(&str, &str), (&str, &str)> {
     let told = |text| if text == "-" { "" } else { text };
     text.lines()

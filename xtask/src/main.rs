@@ -1,4 +1,4 @@
-//! What a maintainer runs.
+//! Commands for maintainers.
 
 mod bench;
 mod fuzz;
@@ -8,7 +8,7 @@ mod test;
 
 use std::process::ExitCode;
 
-/// A command: its name, what follows it, what it does, how to run it with what follows.
+/// A command: its name, its arguments, its description, and the function that runs it with them.
 struct Row {
     name: &'static str,
     arguments: &'static str,

@@ -1,13 +1,13 @@
 //! The dependency policy of `deny.toml`: licences, crates that may not enter the tree, where crates come from.
 //!
-//! The file is in cargo-deny's format, so that `cargo deny check` reads it as well. It is checked here with what cargo
-//! itself tells, because the gate must not depend on a tool that takes minutes to build.
+//! The file is in cargo-deny's format, so that `cargo deny check` reads it as well. It is checked here with
+//! cargo's own reports, because the gate must not depend on a tool that takes minutes to build.
 
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::process::Command;
 
-/// What the policy allows.
+/// The rules for dependencies.
 #[derive(Debug, Default)]
 struct Policy {
     licenses: Vec<String>,

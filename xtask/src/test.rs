@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-/// What the tests call (by name, or by path what is no program), and the Debian package that has it.
+/// Tools that the tests need (a program by name, another file by path), and the Debian package of each.
 const TOOLS: &[(&str, &str)] = &[
     ("kubectl", "kubernetes-client"),
     ("busybox", "busybox-static"),
@@ -41,7 +41,7 @@ pub fn run(arguments: &[String]) -> Result<(), String> {
     }
 }
 
-/// Installs missing tools when asked to and possible; otherwise says what is missing.
+/// Installs missing tools when asked to and possible; otherwise lists them.
 fn install(allowed: bool) -> Result<(), String> {
     let missing: Vec<&str> =
         TOOLS.iter().filter(|(tool, _)| !is_installed(tool)).map(|(_, package)| *package).collect();

@@ -20,7 +20,7 @@ impl Cidr {
         (bits <= if address.is_ipv4() { 32 } else { 128 }).then_some(Self { address, bits })
     }
 
-    /// How many bits tell the addresses of the range apart.
+    /// Number of bits in which the addresses of the range differ.
     fn free_bits(self) -> u32 {
         u32::from(number(self.address).1 - self.bits)
     }
@@ -38,17 +38,17 @@ impl Cidr {
         (self.address_of(base), self.address_of(last))
     }
 
-    /// The same range, told by its first address.
+    /// The same range, written with its first address.
     pub fn masked(self) -> Self {
         Self { address: self.ends().0, bits: self.bits }
     }
 
-    /// Whether the address is the first of the range.
+    /// Returns true if the address is the first of the range.
     pub fn is_canonical(self) -> bool {
         number(self.address).0 == self.base()
     }
 
-    /// Whether another range lies within this one.
+    /// Returns true if another range lies within this one.
     pub fn contains(self, other: Self) -> bool {
         let free = self.free_bits();
         self.address.is_ipv4() == other.address.is_ipv4()
@@ -56,7 +56,8 @@ impl Cidr {
             && (free >= 128 || (self.base() ^ other.base()) >> free == 0)
     }
 
-    /// Whether the range has an address that a service may get. As upstream: neither the first nor, of IPv4, the last.
+    /// Returns true if the range has an address that a service may get. As upstream: neither the first nor,
+    /// of IPv4, the last.
     pub fn contains_host(self, address: IpAddr) -> bool {
         let (first, last) = self.ends();
         let within = address.is_ipv4() == first.is_ipv4() && (first..=last).contains(&address);
@@ -78,7 +79,7 @@ impl fmt::Display for Cidr {
     }
 }
 
-/// An address as a number, and how many bits it has.
+/// An address as a number, and its number of bits.
 pub fn number(address: IpAddr) -> (u128, u8) {
     match address {
         IpAddr::V4(v4) => (u128::from(u32::from(v4)), 32),

@@ -69,7 +69,7 @@ const DESCRIPTORS: &[(&str, &str)] = &[
     ("@hourly", "0 * * * *"),
 ];
 
-/// A search for the next time gives up after so many years, as for February 31.
+/// Years after which a search for the next time gives up, as for February 31.
 const YEARS: i16 = 5;
 
 /// The values that a field allows.

@@ -1,4 +1,4 @@
-//! Validation errors: which field, what kind of problem, in upstream's wording.
+//! Validation errors: the field, the kind of problem, and upstream's wording.
 
 use ferrite_json::Value;
 use std::fmt;
@@ -124,7 +124,7 @@ impl fmt::Display for Path {
     }
 }
 
-/// What is wrong with a field. The variants are upstream's `field.ErrorType`s.
+/// The kind of error in a field. The variants are upstream's `field.ErrorType`s.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Problem {
     Required,
@@ -146,7 +146,7 @@ pub struct FieldError {
     pub problem: Problem,
     /// Upstream's explanation; empty where upstream gives none.
     pub detail: String,
-    /// How the value is printed when it is not as JSON with sorted keys: upstream prints structures in the
+    /// The printed form of the value, if it is not JSON with sorted keys: upstream prints structures in the
     /// order in which their fields are declared.
     pub rendered: Option<String>,
 }
@@ -294,7 +294,7 @@ fn go_value(value: &Value) -> String {
     }
 }
 
-/// A string in Go's quotes, which differ from Rust's in how they escape what cannot be printed.
+/// A string in Go's quotes, which escape unprintable characters in another way than Rust's.
 pub(crate) fn go_quote(text: &str) -> String {
     let mut quoted = String::with_capacity(text.len() + 2);
     quoted.push('"');

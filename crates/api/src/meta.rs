@@ -19,7 +19,7 @@ pub fn uid(object: &Value) -> &str {
     str(object, "uid")
 }
 
-/// Whether deletion has been asked for.
+/// Returns true if deletion has been requested.
 pub fn is_deleting(object: &Value) -> bool {
     object.pointer("/metadata/deletionTimestamp").is_some_and(|v| !v.is_null())
 }

@@ -291,8 +291,8 @@ pub fn validate_metadata(
     errors
 }
 
-/// Takes from `old` what an update leaves out or may not touch: an absent uid, the time of creation, and a
-/// deletion once begun. Runs before [`validate_metadata_update`].
+/// Takes from `old` the fields that an update leaves out or may not touch: an absent uid, the time of
+/// creation, and a deletion once begun. Runs before [`validate_metadata_update`].
 pub fn restore_system_metadata(new: &mut Value, old: &Value) {
     let metadata = crate::meta::metadata_mut(new);
     let old = &old["metadata"];
@@ -308,7 +308,7 @@ pub fn restore_system_metadata(new: &mut Value, old: &Value) {
     take("deletionGracePeriodSeconds", true);
 }
 
-/// Validates the change of `metadata`: what identifies an object stays, deletion is not undone.
+/// Validates the change of `metadata`: the identity of an object stays, deletion is not undone.
 pub fn validate_metadata_update(new: &Value, old: &Value) -> FieldErrors {
     let path = Path::new("metadata");
     let (new, old) = (&new["metadata"], &old["metadata"]);

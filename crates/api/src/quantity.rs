@@ -13,7 +13,7 @@ const NANOS: i128 = 1_000_000_000;
 /// The largest amount: 2^63-1 units.
 const MAX: i128 = (i64::MAX as i128) * NANOS;
 
-/// How an amount was written, which decides how it is printed.
+/// The notation of an amount, which decides how it is printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
     /// `12M`, `100m`
@@ -93,7 +93,7 @@ impl Quantity {
         self.nanos < 0
     }
 
-    /// Whether the amount is a whole number of units.
+    /// Returns true if the amount is a whole number of units.
     pub fn is_integer(&self) -> bool {
         self.nanos % NANOS == 0
     }
@@ -103,7 +103,7 @@ impl Quantity {
         saturate(divide_away(self.nanos, NANOS))
     }
 
-    /// Thousandths of a unit, rounded away from zero, at most what an `i64` holds.
+    /// Thousandths of a unit, rounded away from zero, at most the largest `i64`.
     pub fn milli_value(&self) -> i64 {
         saturate(divide_away(self.nanos, NANOS / 1000))
     }
@@ -292,8 +292,8 @@ fn saturate(n: i128) -> i64 {
     n.clamp(i128::from(i64::MIN), i128::from(i64::MAX)) as i64
 }
 
-/// Whether a text is plainly a canonical quantity of no less than a thousandth: whole, short, and without a thousand that
-/// a larger suffix would stand for. Says no where it would have to calculate.
+/// Returns true if a text is plainly a canonical quantity of no less than a thousandth: whole, short, and
+/// without a thousand that a larger suffix would stand for. Returns false where it would have to calculate.
 pub fn is_plainly_canonical(text: &str) -> bool {
     let length = text.bytes().take_while(u8::is_ascii_digit).count();
     if length == 0 || length > 6 {
@@ -310,7 +310,7 @@ pub fn is_plainly_canonical(text: &str) -> bool {
 }
 
 /// Rewrites the quantity at `value` in canonical form; numbers, which clients may send, become strings.
-/// What is not a quantity is left for validation to refuse.
+/// Other values are left for validation to refuse.
 pub fn canonicalise(value: &mut Value) {
     let parsed = match &*value {
         Value::String(text) if is_plainly_canonical(text) => return,

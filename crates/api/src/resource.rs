@@ -1,7 +1,7 @@
 //! A resource as data: names, scope, subresources, and the strategy in which its kind differs from others.
 //!
-//! The server has one generic implementation of create, get, list, watch, update, patch and delete. What a
-//! kind adds is behind [`Strategy`]; every method has the behaviour of a kind without specialities.
+//! The server has one generic implementation of create, get, list, watch, update, patch and delete.
+//! [`Strategy`] has the additions of a kind; the default methods are those of a kind without specialities.
 
 use crate::codec::{DecodeError, Decoded};
 use crate::custom::Custom;
@@ -15,7 +15,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
-/// Whether objects live in a namespace.
+/// Tells if objects live in a namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scope {
     Namespaced,
@@ -28,7 +28,7 @@ pub struct Resource {
     pub group: Cow<'static, str>,
     pub version: Cow<'static, str>,
     pub kind: Cow<'static, str>,
-    /// What its objects look like; none when only the run time knows.
+    /// The type of its objects; none when only the run time knows.
     pub schema: Option<TypeRef>,
     pub plural: Cow<'static, str>,
     pub singular: Cow<'static, str>,
@@ -38,18 +38,18 @@ pub struct Resource {
     /// In discovery's order (sorted).
     pub verbs: Cow<'static, [&'static str]>,
     pub subresources: Cow<'static, [Subresource]>,
-    /// Whether the version is served unless told otherwise. Beta and alpha versions are not.
+    /// True if the version is served by default. Beta and alpha versions are not.
     pub on_by_default: bool,
     /// The form in which objects are stored, where it is another version's than this.
     pub storage: Option<Storage>,
     pub strategy: Arc<dyn Strategy>,
-    /// What the generic code of verbs and storage does otherwise for the resource.
+    /// Deviations of the generic code of verbs and storage for the resource.
     pub hooks: Hooks,
     /// The kind that a CustomResourceDefinition describes; none of a built-in one.
     pub custom: Option<Custom>,
 }
 
-/// What generic code does otherwise for a resource, in upstream's words. Most resources have none of it.
+/// Deviations of the generic code for a resource, in upstream's words. Most resources have none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Hooks {
     /// Where the store keeps the objects below `/registry/`; none for the plural name.
@@ -58,9 +58,9 @@ pub struct Hooks {
     pub deprecation: Option<&'static str>,
     /// Objects go by themselves after the time that the server keeps events.
     pub ttl: bool,
-    /// What is reserved before an object is created or changed, and recorded with it.
+    /// The reservation that is made before an object is created or changed, and recorded with it.
     pub begin_create: Option<Reservation>,
-    /// What answers in place of the store.
+    /// The handler that answers in place of the store.
     pub connect: Option<Connect>,
 }
 
@@ -71,7 +71,7 @@ pub enum Reservation {
     AddressesAndPorts,
 }
 
-/// What answers for a resource that is not stored.
+/// The handler of a resource that is not stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Connect {
     /// The server compares and answers.
@@ -82,10 +82,10 @@ pub enum Connect {
     ComponentStatus,
 }
 
-/// How a version is stored as another one: two versions of a kind share their objects.
+/// The conversion for storing a version as another one: two versions of a kind share their objects.
 ///
-/// The conversions set `apiVersion` and `kind` too. They are total: what one form cannot say travels in
-/// annotations where upstream lets it, else it is lost.
+/// The conversions set `apiVersion` and `kind` too. They are total: a field that one form lacks is kept in
+/// annotations if upstream does so, else it is lost.
 #[derive(Debug, Clone, Copy)]
 pub struct Storage {
     pub group: &'static str,
@@ -211,7 +211,7 @@ pub struct Column {
     pub format: Cow<'static, str>,
     /// 0 is always shown; higher only with `-o wide`.
     pub priority: i32,
-    /// What a definition says about the column; none of a built-in one.
+    /// The column's description in a definition; none for a built-in column.
     pub description: Option<String>,
 }
 
@@ -228,7 +228,7 @@ impl Column {
     }
 }
 
-/// What deleting an object means for its kind.
+/// The effect of deleting an object of a kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Deletion {
     /// The object goes at once (unless finalizers hold it).
@@ -237,7 +237,7 @@ pub enum Deletion {
     Graceful { seconds: i64 },
 }
 
-/// Who may change the status of a kind.
+/// The writer of a kind's status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StatusUse {
     /// There is none, or the kind's own rules say.
@@ -248,7 +248,8 @@ pub enum StatusUse {
     Alone,
 }
 
-/// What a kind's own validation looks at in the metadata of an update: clients are told once by each who looks.
+/// The metadata checks of a kind's own validation of an update. Each check that finds an error reports it,
+/// so an error may appear twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MetadataUse {
     /// Nothing, and of a new object neither: the server alone looks, after the kind.
@@ -259,18 +260,18 @@ pub enum MetadataUse {
     Everything,
 }
 
-/// How a kind differs from others. All methods work on the versioned object as JSON.
+/// The differences of a kind from others. All methods work on the versioned object as JSON.
 pub trait Strategy: Send + Sync + 'static {
     /// Fills defaults. Runs on every object that is decoded or read, so it must be idempotent.
     fn default(&self, _object: &mut Value) {}
 
-    /// Who may change the kind's status. What follows from it for writes is done by the methods below, unless the
-    /// kind has rules of its own.
+    /// The writer of the kind's status. The methods below apply it to writes, unless the kind has rules of
+    /// its own.
     fn status_use(&self) -> StatusUse {
         StatusUse::Own
     }
 
-    /// Before the object is created: drops what a client may not set (status) and normalises.
+    /// Before the object is created: drops fields that a client may not set (status) and normalises.
     fn prepare_create(&self, object: &mut Value) {
         if self.status_use() != StatusUse::Own {
             clear_status(object);
@@ -326,12 +327,13 @@ pub trait Strategy: Send + Sync + 'static {
         Vec::new()
     }
 
-    /// Validates the change from `old` to `new`; includes what [`Strategy::validate`] checks.
+    /// Validates the change from `old` to `new`; includes the checks of [`Strategy::validate`].
     fn validate_update(&self, new: &Value, _old: &Value) -> FieldErrors {
         self.validate(new)
     }
 
-    /// How upstream's validation of the kind looks at metadata, beside what the server does for every kind.
+    /// The metadata checks of upstream's validation of the kind, beside those that the server makes for
+    /// every kind.
     fn metadata_use(&self) -> MetadataUse {
         MetadataUse::Change
     }
@@ -346,7 +348,8 @@ pub trait Strategy: Send + Sync + 'static {
     }
 
     /// Before and while it is validated, an update of a subresource other than `status` that has a body of
-    /// the kind itself (`approval`, `ephemeralcontainers`, `resize`): keeps what the subresource is not about.
+    /// the kind itself (`approval`, `ephemeralcontainers`, `resize`): keeps fields that do not belong to
+    /// the subresource.
     fn prepare_subresource_update(&self, _subresource: &str, _new: &mut Value, _old: &Value) {}
 
     /// Validates an update of such a subresource.
@@ -354,7 +357,7 @@ pub trait Strategy: Send + Sync + 'static {
         Vec::new()
     }
 
-    /// What is wrong with any patch (but an apply) that leads to `new`, whatever it changes.
+    /// The errors of any patch (but an apply) that leads to `new`, whatever it changes.
     fn validate_patch(&self, _new: &Value) -> FieldErrors {
         Vec::new()
     }
@@ -375,7 +378,8 @@ pub trait Strategy: Send + Sync + 'static {
         Vec::new()
     }
 
-    /// Warnings about a valid change. As upstream's workloads: nothing is said again while what is wanted stays.
+    /// Warnings about a valid change. As upstream's workloads: warnings are not repeated while the
+    /// specification stays.
     fn warnings_on_update(&self, new: &Value, old: &Value) -> Vec<String> {
         let generation = |object: &Value| object.pointer("/metadata/generation").cloned();
         if self.has_generation() && generation(new) == generation(old) {
@@ -384,7 +388,8 @@ pub trait Strategy: Send + Sync + 'static {
         self.warnings(new)
     }
 
-    /// Whether a name is drawn behind `metadata.generateName`; else that is the name.
+    /// Returns true if the server appends a random suffix to `metadata.generateName`; else that is the
+    /// name.
     fn supports_generate_name(&self) -> bool {
         true
     }
@@ -418,18 +423,19 @@ pub trait Strategy: Send + Sync + 'static {
         Deletion::Immediate
     }
 
-    /// Turns an object whose deletion is asked for the first time into what is stored instead of removing it.
-    /// `now` is the time as the API writes it. False leaves it to [`Strategy::deletion`].
+    /// Turns an object whose deletion is requested for the first time into the object to store instead of
+    /// removing it. `now` is the time as the API writes it. False leaves it to [`Strategy::deletion`].
     fn begin_deletion(&self, _object: &mut Value, _now: &str) -> bool {
         false
     }
 
-    /// What happens to dependents when the client does not say: upstream's default is background.
+    /// Returns true if dependents are orphaned when the client sets no policy: upstream's default is
+    /// background.
     fn orphans_by_default(&self) -> bool {
         false
     }
 
-    /// What a client is told that deletes without saying what is to happen to dependents.
+    /// The warning for a delete that sets no policy for dependents.
     fn deletion_warning(&self) -> Option<&'static str> {
         None
     }
@@ -474,7 +480,7 @@ pub trait Strategy: Send + Sync + 'static {
         None
     }
 
-    /// The kind looks at the preconditions of a delete itself, and words their failure in its own way.
+    /// The kind checks the preconditions of a delete itself, and words their failure in its own way.
     fn checks_preconditions_itself(&self) -> bool {
         false
     }
@@ -499,7 +505,7 @@ pub trait Strategy: Send + Sync + 'static {
 pub const DEFAULT_COLUMNS: &[Column] =
     &[Column::new("Name", "string", "name", 0), Column::new("Created At", "date", "", 0)];
 
-/// How upstream describes the two columns that most custom kinds have.
+/// Upstream's descriptions of the two columns that most custom kinds have.
 pub const NAMED: &str = "Name must be unique within a namespace. Is required when creating resources, although some resources may allow a client to request the generation of an appropriate name automatically. Name is primarily intended for creation idempotence and configuration definition. Cannot be updated. More info: https://kubernetes.io/docs/concepts/overview/working-with-objects/names#names";
 pub const CREATED: &str = "CreationTimestamp is a timestamp representing the server time when this object was created. It is not guaranteed to be set in happens-before order across separate operations. Clients may not set this value. It is represented in RFC3339 form and is in UTC.\n\nPopulated by the system. Read-only. Null for lists. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#metadata";
 

@@ -1,4 +1,4 @@
-//! `Status`: the one object in which the API tells of an error, and the only place where it is made.
+//! `Status`: the one object in which the API reports an error, and the only place where it is made.
 
 use crate::field::FieldError;
 use ferrite_json::{Map, Value, json};
@@ -189,7 +189,7 @@ impl fmt::Display for Status {
 
 impl std::error::Error for Status {}
 
-/// Errors in one message, each told once. Causes tell them every time they were found.
+/// The errors in one message, each once. The causes of a Status repeat them each time they were found.
 fn aggregate(errors: &[FieldError]) -> String {
     let mut listed: Vec<String> = Vec::with_capacity(errors.len());
     for text in errors.iter().map(ToString::to_string) {

@@ -3,17 +3,17 @@
 use ferrite_json::Value;
 use jiff::Timestamp;
 
-/// What a cell shows when there is nothing to show.
+/// The text of an empty cell.
 pub const NONE: &str = "<none>";
-/// What a cell shows when a time or a fact is not known.
+/// The text of a cell whose time or fact is unknown.
 pub const UNKNOWN: &str = "<unknown>";
 
-/// How long ago the object was created, in upstream's short form (`5s`, `3m20s`, `2d4h`).
+/// Time since the object was created, in upstream's short form (`5s`, `3m20s`, `2d4h`).
 pub fn age(object: &Value, now: Timestamp) -> String {
     since(crate::meta::str(object, "creationTimestamp"), now)
 }
 
-/// How long ago an RFC 3339 time was; `<unknown>` when it is empty or unreadable.
+/// Time since an RFC 3339 time; `<unknown>` when it is empty or unreadable.
 pub fn since(time: &str, now: Timestamp) -> String {
     match time.parse::<Timestamp>() {
         Ok(then) => duration(now.as_second().saturating_sub(then.as_second())),

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The sources of k8s-openapi as cargo finds them; `None` where cargo cannot tell.
+/// The sources of k8s-openapi as cargo finds them; `None` if cargo does not know them.
 fn sources() -> Option<PathBuf> {
     let output = Command::new(env!("CARGO"))
         .args(["metadata", "--format-version", "1", "--offline", "--manifest-path"])

@@ -1,4 +1,4 @@
-//! What every cluster has from the start: system namespaces and the `kubernetes` Service.
+//! The objects that every cluster has from the start: system namespaces and the `kubernetes` Service.
 
 mod roles;
 
@@ -17,13 +17,13 @@ use std::time::Duration;
 
 const NAMESPACES: [&str; 4] = ["default", "kube-system", "kube-public", "kube-node-lease"];
 const SELF: &str = "system:apiserver";
-/// What the server's own Service, and the range of all Services, are called.
+/// Name of the server's own Service, and of the range of all Services.
 const DEFAULT: &str = "kubernetes";
-/// As upstream: what could not be written is tried again after this.
+/// As upstream: the delay before a failed write is tried again.
 const AGAIN: Duration = Duration::from_secs(10);
 
 pub(crate) async fn run(server: &ApiServer) -> Result<(), Status> {
-    // What does not need each other is written together: each write waits for the disk.
+    // Independent objects are written in parallel: each write waits for the disk.
     let namespaces = NAMESPACES.map(|name| {
         let namespace = json!({"metadata": {"name": name}});
         ensure(server, "", "namespaces", "", namespace)
@@ -37,9 +37,8 @@ pub(crate) async fn run(server: &ApiServer) -> Result<(), Status> {
     Ok(())
 }
 
-/// ConfigMaps that tell others how this server authenticates: the authority of client certificates, how front proxies
-/// are recognised, and since when
-/// the use of old tokens is noted.
+/// ConfigMaps that publish how this server authenticates: the authority of client certificates, the
+/// settings of front proxies, and the time since which the use of old tokens is noted.
 async fn published(server: &ApiServer) -> Result<(), Status> {
     let since = jiff::Timestamp::now().strftime("%Y-%m-%d").to_string();
     let tracking = json!({
@@ -174,7 +173,7 @@ async fn keep_one<F: Future<Output = Result<(), Status>>>(
 
 /// Upstream's default roles, bindings, priority classes and flow schemas, one object a line.
 const DEFAULTS: &str = include_str!("bootstrap.jsonl");
-/// So many are written at once: the store puts them into few writes.
+/// Number of parallel writes: the store puts them into few writes to disk.
 const AT_ONCE: usize = 64;
 
 async fn policy(server: &ApiServer) -> Result<(), Status> {
@@ -267,7 +266,7 @@ pub(crate) async fn ensure(
     }
 }
 
-/// As [`ensure`], but an object that is there becomes what it should be: the address may have changed.
+/// As [`ensure`], but updates an existing object: the address may have changed.
 async fn replace(
     server: &ApiServer,
     group: &str,

@@ -39,7 +39,7 @@ pub(crate) struct Call {
     /// Given up while the body is on the way.
     pub seat: Option<Arc<Seat>>,
     pub warnings: Vec<String>,
-    /// What admission says; the answer tells it after the other warnings.
+    /// Warnings from admission; the response lists them after the other warnings.
     pub admission: Warnings,
 }
 
@@ -94,7 +94,7 @@ impl Call {
         }
     }
 
-    /// Refuses to create by an update or an apply for somebody who may not create.
+    /// Refuses to create by an update or an apply if the user may not create.
     pub fn authorize_create(&self) -> Result<(), Status> {
         let registry = &self.server.registry;
         let action = Action::on(&self.target, "create");
@@ -184,7 +184,7 @@ impl Call {
         Ok(())
     }
 
-    /// Applies field validation to what a decoder found.
+    /// Applies field validation to a decoder's findings.
     pub fn take_strict(
         &mut self,
         kind: &str,
@@ -240,7 +240,7 @@ pub(crate) fn decode(format: Format, bytes: &[u8], expected: &Gvk) -> Result<Dec
     finish(type_, expected, given, decoded)
 }
 
-/// As [`decode`], for an object of a custom kind. Its kind is looked at by its validation.
+/// As [`decode`], for an object of a custom kind. Validation checks its kind.
 pub(crate) fn decode_custom(format: Format, bytes: &[u8], resource: &Resource) -> Result<Decoded, Status> {
     let expected = resource.gvk();
     match format {
@@ -283,7 +283,7 @@ pub(crate) fn conform_custom(bytes: &[u8], resource: &Resource, decoded: Decoded
     Ok(Decoded { value: conformed.value, strict: complaints })
 }
 
-/// Decodes options, whose kind has been checked: what is wrong is told without naming them.
+/// Decodes options, whose kind has been checked. Errors do not name the options.
 pub(crate) fn decode_options(format: Format, bytes: &[u8], gvk: &Gvk) -> Result<Decoded, Status> {
     let type_ = type_of(gvk)?;
     let refuse = |e: DecodeError| Status::bad_request(e.to_string());
@@ -310,14 +310,15 @@ pub(crate) fn decode_yaml(
     finish(type_, expected, given, decoded)
 }
 
-/// What a body says it is, checked, and what it was decoded to. `text` is the body as JSON.
+/// The checked kind that a body names, and the decoded body. `text` is the body as JSON.
 fn given_and_decoded(
     bytes: &[u8],
     text: &[u8],
     expected: &Gvk,
     decoded: Result<Decoded, DecodeError>,
 ) -> Result<(Given, Decoded), Status> {
-    // Whether it is of another kind is told before what is wrong with it, so what cannot be decoded is read again.
+    // A wrong kind is reported before other errors, so a body that cannot be decoded is read again for its
+    // kind.
     let said = decoded.as_ref().ok().and_then(|decoded| {
         let text = |key: &str| decoded.value.get(key).and_then(Value::as_str);
         Some(Given::new(text("apiVersion")?, text("kind")?, expected))
@@ -352,7 +353,7 @@ fn finish(type_: TypeRef, expected: &Gvk, given: Given, mut decoded: Decoded) ->
     Ok(decoded)
 }
 
-/// The body's own word on what it is, completed by what was expected.
+/// The kind that the body names, completed by the expected one.
 struct Given(Gvk);
 
 impl Given {
@@ -383,7 +384,7 @@ impl Given {
         expected.kind == "Eviction" && (&*self.0.group, &*self.0.version) == ("policy", "v1beta1")
     }
 
-    /// Whether the server knows the kind, and whether it can become the expected one.
+    /// Checks that the server knows the kind and can convert it to the expected one.
     fn check(&self, expected: &Gvk) -> Result<(), Status> {
         self.problem(expected).map_or(Ok(()), |why| Err(self.refuse(expected, &why)))
     }
@@ -466,7 +467,7 @@ fn was_served(group: &str, version: &str, kind: &str) -> bool {
     RETIRED.iter().any(|(g, v, kinds)| *g == group && *v == version && kinds.contains(&kind))
 }
 
-/// The body is nothing of which a kind could be told. Upstream quotes its beginning.
+/// The error for a body without a recognisable kind. Upstream quotes its beginning.
 fn unrecognised(bytes: &[u8], expected: &Gvk, why: &dyn std::fmt::Display) -> Status {
     const QUOTED: usize = 30;
     let cut = &bytes[..bytes.len().min(QUOTED)];

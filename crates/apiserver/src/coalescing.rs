@@ -13,7 +13,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// More than this does not wait. Two TLS records, so that a system call is well used.
 const WAITING: usize = 32 << 10;
-/// What is so large fills a system call by itself, and is not copied.
+/// Writes of at least this size bypass the buffer: they fill a system call by themselves.
 const LARGE: usize = 8 << 10;
 
 /// A stream whose writes wait for [`CoalescingWriter::poll_out`], or go straight on if it does not hold them.
@@ -23,17 +23,17 @@ struct Inner<S> {
     stream: S,
     holds: bool,
     waiting: Vec<u8>,
-    /// How much of what waits has been sent.
+    /// Number of waiting bytes that have been sent.
     sent: usize,
 }
 
 thread_local! {
-    /// Room for what waits. A connection needs it for as long as it is polled, so one for each thread will do, and an
-    /// idle connection keeps no memory for what it may say some day.
+    /// A buffer for waiting bytes. A connection needs it only while it is polled, so one for each thread is
+    /// enough, and an idle connection keeps no memory.
     static ROOM: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
-/// The other handle is for whoever polls the connection.
+/// The other handle is for the task that polls the connection.
 impl<S> Clone for CoalescingWriter<S> {
     fn clone(&self) -> Self {
         Self(Arc::clone(&self.0))
@@ -45,7 +45,7 @@ impl<S: AsyncWrite + Unpin> CoalescingWriter<S> {
         Self(Arc::new(Mutex::new(Inner { stream, holds, waiting: Vec::new(), sent: 0 })))
     }
 
-    /// Sends what waits.
+    /// Sends the waiting bytes.
     pub fn poll_out(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut inner = self.lock();
         ready!(inner.poll_drain(cx))?;
@@ -76,7 +76,7 @@ impl<S: AsyncWrite + Unpin> Inner<S> {
         Poll::Ready(Ok(()))
     }
 
-    /// Takes what may wait, and sends what may not.
+    /// Buffers small writes, and sends large ones.
     fn poll_take(&mut self, cx: &mut Context<'_>, slices: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
         let length: usize = slices.iter().map(|slice| slice.len()).sum();
         if length >= LARGE || self.waiting.len() + length > WAITING {
@@ -141,7 +141,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for CoalescingWriter<S> {
     }
 }
 
-/// Polls a connection, and sends what it has said whenever it has to wait.
+/// Polls a connection, and sends its buffered writes whenever it has to wait.
 pub(crate) async fn driven<S, C, E>(
     mut connection: Pin<&mut C>,
     out: &CoalescingWriter<S>,
@@ -161,8 +161,8 @@ where
     .await
 }
 
-/// Does at once what can be done at once, where it stands; the rest becomes a task. A look at one object is then
-/// neither a task nor two wake-ups, and all those that came together are answered together.
+/// Polls a future once where it is made; only a future that is not ready becomes a task. Then a get of one
+/// object needs neither a task nor two wake-ups, and requests that came together are answered together.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct InlineExecutor;
 
@@ -173,7 +173,7 @@ where
 {
     fn execute(&self, future: F) {
         let mut future = Box::pin(future);
-        // Nobody has to be woken: what is not done is polled again as a task.
+        // Nobody has to be woken: a future that is not done is polled again as a task.
         let mut cx = Context::from_waker(Waker::noop());
         if future.as_mut().poll(&mut cx).is_pending() {
             tokio::spawn(future);

@@ -1,19 +1,20 @@
 //! Which connections may stay open, and which has to go when there are too many.
 //!
-//! A connection costs a descriptor and memory from the moment it is accepted, long before anybody knows who is at its
-//! other end. So that strangers cannot lock out everybody else, a new connection always gets in: it takes the place of
-//! the oldest one that has not shown who it belongs to. A connection that has is kept, up to a share for each user.
+//! A connection costs a descriptor and memory from the moment it is accepted, long before its user is
+//! known. So that strangers cannot lock out everybody else, a new connection always gets in: it takes the
+//! place of the oldest connection without an authenticated user. A connection with one is kept, up to a
+//! share for each user.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio_util::sync::CancellationToken;
 
-/// How many connections there may be.
+/// Limits for the number of connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConnectionLimits {
     /// All of them.
     pub total: usize,
-    /// Those that have not shown who they belong to.
+    /// Most connections without an authenticated user.
     pub strangers: usize,
     /// Those of one user that are sure of their place.
     pub each_user: usize,

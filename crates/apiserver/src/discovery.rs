@@ -1,4 +1,4 @@
-//! What this server serves, for clients that ask: group by group, or all at once.
+//! Discovery: the served resources, group by group, or all at once.
 
 use crate::aggregation::{Aggregator, ApiServices};
 use crate::negotiate::Format;
@@ -138,7 +138,8 @@ fn resource_value(resource: &Resource) -> Value {
     value
 }
 
-/// Kinds whose objects upstream stores in another version than the one served: group, kind, and what it stores.
+/// Kinds whose objects upstream stores in another version than the one served: group, kind, and the stored
+/// version.
 const STORED_AS: &[(&str, &str, &str)] = &[
     ("events.k8s.io", "Event", "/v1"),
     ("autoscaling", "HorizontalPodAutoscaler", "autoscaling/v2"),
@@ -209,7 +210,7 @@ pub(crate) fn aggregated(table: &ResourceMap, aggregator: &Aggregator, core: boo
 }
 
 fn aggregated_resource(resource: &Resource) -> Value {
-    // As upstream: the resource's own group and version are told by saying neither.
+    // As upstream: an empty group and version stand for the resource's own.
     let kind = |group: &str, version: &str, kind: &str| {
         let own = (group, version) == (&*resource.group, &*resource.version);
         let (group, version) = if own || group.is_empty() { ("", "") } else { (group, version) };

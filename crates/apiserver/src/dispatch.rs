@@ -61,7 +61,7 @@ pub(crate) async fn handle(
     };
     let table = server.registry.tables.current();
     let Some(resource) = table.find(&target.group, &target.version, &target.resource) else {
-        // As upstream: whoever asks for a group that nobody has meets no part of the server.
+        // As upstream: a request for a group that nobody serves reaches no part of the server.
         let known = table.rows().iter().any(|row| row.group == target.group && row.custom.is_none());
         return if known {
             Err((Status::no_such_path(), for_errors))
@@ -98,7 +98,7 @@ pub(crate) async fn handle(
         return Err(not_allowed());
     }
     let Route::Resource(target) = route else { return Err(not_allowed()) };
-    // Whoever may do everything may also ask the far side of a proxy for its options.
+    // A user who may do everything may also send OPTIONS to the far side of a proxy.
     let asks_options =
         parts.method == ::http::Method::OPTIONS && target.subresource.as_deref() == Some("proxy");
     let Some(verb) = verb.or(asks_options.then_some(Verb::Get)) else { return Err(not_allowed()) };
@@ -150,8 +150,8 @@ pub(crate) async fn handle(
     verbs::handle(call).await.map_err(|s| (s, for_errors))
 }
 
-/// Whether objects of a kind, or of one of its parts, can be told as a table: upstream's reviews and the other
-/// questions that are answered and not stored have no columns.
+/// Returns true if objects of a kind, or of one of its subresources, have a table form. Upstream's reviews
+/// and other requests whose objects are not stored have no columns.
 fn has_table(resource: &Resource, part: Option<&str>) -> bool {
     let asks = matches!(resource.hooks.connect, Some(Connect::Review | Connect::Binding));
     !asks && !matches!(part, Some("eviction" | "binding" | "token" | "log"))
@@ -177,8 +177,8 @@ fn check_segments(target: &request::Target) -> Result<(), Status> {
     refuse("Name", target.name.as_deref().unwrap_or_default())
 }
 
-/// Whether anything can be done at the path of a resource: at one object, at the objects of a namespace, or at those of
-/// all namespaces.
+/// Returns true if any verb is served at the path of a resource: at one object, at the objects of a
+/// namespace, or at those of all namespaces.
 fn is_served(resource: &Resource, target: &Target) -> bool {
     let verbs: &[&str] = match (&target.name, &target.namespace) {
         (Some(_), _) => &["get", "update", "patch", "delete", "watch"],

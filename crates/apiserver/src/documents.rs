@@ -131,7 +131,7 @@ fn keys_url(server: &ApiServer, address: &str) -> String {
     server.config.keys_url.clone().unwrap_or_else(own)
 }
 
-/// Looks at what the asked checks are about, and at nothing else: a check of the store may take a while.
+/// Checks only the parts that the request names: a check of the store may take a while.
 async fn health_of(server: &ApiServer, endpoint: Health, check: Option<&str>, query: &Query) -> Response {
     let store = match health::asks_store(check, query) {
         true => server.registry.store.check().await.map_err(|error| error.to_string()),

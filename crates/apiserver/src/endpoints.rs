@@ -16,7 +16,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// How the endpoints of the `kubernetes` Service are kept.
+/// The way to maintain the endpoints of the `kubernetes` Service.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum EndpointReconciler {
     /// Every server that lives, by its lease.
@@ -28,19 +28,19 @@ pub enum EndpointReconciler {
 
 /// Where the keys of servers are, with upstream's name.
 const LEASES: &str = "/registry/masterleases/";
-/// As upstream: a server that is silent for so many seconds leaves the endpoints.
+/// As upstream: seconds after which a silent server leaves the endpoints.
 const TTL: u64 = 15;
-/// As upstream: how often a server renews its lease.
+/// As upstream: interval between renewals of a server's lease.
 const REFRESH: Duration = Duration::from_secs(10);
 /// Servers that disagree about the port would overwrite one another as fast as they can.
 const PAUSE: Duration = Duration::from_secs(1);
-/// How long a server that ends tries to take itself out.
+/// Time that a server that ends tries to remove itself.
 const REMOVAL: Duration = Duration::from_secs(3);
 
 const NAME: &str = "kubernetes";
 const NAMESPACE: &str = "default";
 
-/// The addresses whose keys are there: the last part of each key, whoever wrote its value.
+/// The addresses whose keys exist: the last part of each key, whatever its value.
 fn addresses<'a>(keys: impl Iterator<Item = &'a [u8]>) -> BTreeSet<IpAddr> {
     let last = |key: &'a [u8]| std::str::from_utf8(key.strip_prefix(LEASES.as_bytes())?).ok()?.parse().ok();
     keys.filter_map(last).collect()
@@ -83,7 +83,7 @@ fn texts<'a>(addresses: impl Iterator<Item = &'a IpAddr>) -> Vec<String> {
     texts
 }
 
-/// Whether an object has what is wanted: all members, and the wanted labels among its own.
+/// Returns true if an object has all wanted members, and the wanted labels among its own.
 fn is_as_wanted(object: &Value, wanted: &Value) -> bool {
     let labels = wanted.pointer("/metadata/labels").and_then(Value::as_object);
     let has_label = |(key, value): (&String, &Value)| object["metadata"]["labels"].get(key) == Some(value);
@@ -114,7 +114,7 @@ pub(crate) async fn keep(server: &ApiServer) {
         };
         match result.await {
             Ok(false) => {}
-            // What this server wrote is among the changes; the next look finds nothing to do.
+            // This server's own write is among the changes; the next check finds nothing to do.
             Ok(true) => tokio::time::sleep(PAUSE).await,
             Err(error) => {
                 tracing::warn!(error = error.message, "cannot keep the endpoints of the kubernetes Service");
@@ -164,7 +164,7 @@ fn is_kept(server: &ApiServer) -> bool {
         && !server.config.advertise.ip().is_loopback()
 }
 
-/// Whether other servers may be there.
+/// Returns true if other servers may exist.
 fn is_leased(server: &ApiServer) -> bool {
     is_kept(server) && server.registry.store.is_remote()
 }

@@ -7,9 +7,9 @@ use ferrite_component::metrics::{Counter, Family, Gauge, Registry};
 use futures_util::future::BoxFuture;
 use std::sync::{Arc, LazyLock};
 
-/// What every endpoint checks first.
+/// The first checks of every endpoint.
 const FIRST: &[&str] = &["ping", "log"];
-/// What must have started. All of it has, or the server is not ready.
+/// The parts that must have started before the server is ready.
 const STARTED: &[&str] = &[
     "poststarthook/start-apiserver-admission-initializer",
     "poststarthook/generic-apiserver-start-informers",
@@ -75,7 +75,7 @@ impl std::fmt::Debug for HealthCheck {
 #[derive(Debug, Clone)]
 pub(crate) struct State {
     pub started: bool,
-    /// It has been told to stop.
+    /// The server is shutting down.
     pub draining: bool,
     /// Why the store takes no changes.
     pub store: Result<(), String>,
@@ -134,7 +134,7 @@ pub(crate) fn results() -> String {
     RESULTS.registry.text()
 }
 
-/// Tells whether the answer depends on the store.
+/// Returns true if the answer depends on the store.
 pub(crate) fn asks_store(check: Option<&str>, query: &Query) -> bool {
     match check {
         Some(check) => STORE.contains(&check),

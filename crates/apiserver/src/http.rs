@@ -36,7 +36,7 @@ pub(crate) fn text(code: u16, text: impl Into<String>) -> Response {
     answer(code, "text/plain; charset=utf-8", text.into())
 }
 
-/// What goes through a [`pipe`].
+/// A message of a [`pipe`].
 pub(crate) enum Piece {
     Data(Bytes),
     /// Nothing is missing.
@@ -45,8 +45,8 @@ pub(crate) enum Piece {
 
 /// A body that somebody else writes, `waiting` pieces ahead of the reader at most.
 ///
-/// `at_least` is what is known of its length. Without [`Piece::End`] it is cut off, unless it is `endless`: the
-/// client must see that what it got is not all.
+/// `at_least` is the known part of its length. Without [`Piece::End`] it is cut off, unless it is
+/// `endless`: the client must see that the body is incomplete.
 pub(crate) fn pipe(waiting: usize, at_least: u64, endless: bool) -> (mpsc::Sender<Piece>, Body) {
     let (sender, pieces) = mpsc::channel(waiting);
     (sender, Pipe { pieces, at_least, complete: endless }.boxed_unsync())
@@ -90,7 +90,7 @@ impl http_body::Body for Pipe {
     }
 }
 
-/// A body that lets go of `held` when it is over.
+/// A body that drops `held` when it is over.
 pub(crate) fn held<T: Send + Unpin + 'static>(body: Body, held: T) -> Body {
     Held { body, _held: held }.boxed_unsync()
 }

@@ -12,14 +12,14 @@ use std::time::Duration;
 
 const GROUP: &str = "coordination.k8s.io";
 const NAMESPACE: &str = "kube-system";
-/// The label that tells Leases of servers from others.
+/// The label that marks the Leases of servers.
 const LABEL: &str = "apiserver.kubernetes.io/identity";
 const COMPONENT: &str = "kube-apiserver";
 /// As upstream.
 const DURATION_SECONDS: i64 = 3600;
 const RENEWAL: Duration = Duration::from_secs(10);
 const COLLECTION: Duration = Duration::from_secs(3600);
-/// How long a server that ends tries to remove its Lease.
+/// Time that a server that ends tries to remove its Lease.
 const REMOVAL: Duration = Duration::from_secs(3);
 
 /// The name of a server's Lease: upstream's form, with the address in the hash, so that servers of one host differ.
@@ -45,7 +45,7 @@ fn base32(bytes: &[u8]) -> String {
     bits.chunks(5).map(digit).collect()
 }
 
-/// Whether a Lease of a server is over. One without times is of nobody.
+/// Returns true if a server's Lease has expired. A Lease without times counts as expired.
 fn is_expired(lease: &Value, now: Timestamp) -> bool {
     let renewed = lease["spec"]["renewTime"].as_str().and_then(|time| time.parse::<Timestamp>().ok());
     let seconds = lease["spec"]["leaseDurationSeconds"].as_i64();

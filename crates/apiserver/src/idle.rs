@@ -1,11 +1,11 @@
-//! Connections on which nothing has happened for a while are let go, as upstream lets them go.
+//! Closes connections that have been idle for a while, as upstream does.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// What a connection is busy with.
+/// The activity of a connection.
 pub(crate) struct Activity {
     begun: Instant,
     running: AtomicUsize,

@@ -3,7 +3,7 @@
 use rand::RngExt;
 use uuid::Uuid;
 
-/// An identifier that differs from all others. It tells things apart and keeps no secret, so it costs no system call.
+/// A unique identifier. It is no secret, so it costs no system call.
 pub(crate) fn random() -> Uuid {
     uuid::Builder::from_random_bytes(rand::rng().random()).into_uuid()
 }

@@ -1,5 +1,5 @@
-//! Kinds that are stored although nothing acts on them yet. Whoever writes one is warned, where the server runs as part
-//! of a cluster that is meant to be whole (`ferrite up`, `ferrite server`).
+//! Kinds that are stored although nothing acts on them yet. A client that writes one gets a warning, if the
+//! server is part of a cluster that is meant to be whole (`ferrite up`, `ferrite server`).
 //!
 //! A bare `ferrite kube-apiserver` warns of none: upstream's controllers and nodes may complete it, and its answers are
 //! compared with upstream's, in which no write of these kinds carries a warning.
@@ -13,7 +13,7 @@ struct Inert {
     group: &'static str,
     plural: &'static str,
     kind: &'static str,
-    /// What does not happen.
+    /// The missing behaviour.
     missing: &'static str,
 }
 
@@ -34,7 +34,7 @@ const INERT: &[Inert] = &[
     row("storagemigration.k8s.io", "storageversionmigrations", "StorageVersionMigration", "nothing is migrated"),
 ];
 
-/// The warning for whoever writes an object on which nothing acts.
+/// The warning for a write of an object on which nothing acts.
 pub(crate) fn warning(resource: &Resource) -> Option<String> {
     let row = INERT.iter().find(|row| row.group == resource.group && row.plural == resource.plural)?;
     Some(format!("{} is stored, but nothing acts on it yet: {}", row.kind, row.missing))

@@ -1,4 +1,4 @@
-//! Who set which field: managedFields on every write.
+//! Records the managers of fields: managedFields on every write.
 
 use crate::options::WriteOptions;
 use ferrite_api::codec::normalise;
@@ -129,7 +129,7 @@ pub(crate) fn apply(
     Ok(value)
 }
 
-/// Whether an applied configuration fits the schema.
+/// Checks an applied configuration against the schema.
 pub(crate) fn check(resource: &Resource, applied: &Value) -> Result<(), Status> {
     let version = resource.api_version();
     let checked = match (resource.schema, custom(resource)) {

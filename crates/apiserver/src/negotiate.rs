@@ -29,7 +29,7 @@ impl Format {
     }
 }
 
-/// What an object is turned into before it is encoded.
+/// The form of an object in a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Shape {
     AsIs,
@@ -59,7 +59,7 @@ pub(crate) const PLAIN_JSON: Representation =
     Representation { format: Format::Json, shape: Shape::AsIs, pretty: false };
 
 pub(crate) const ACCEPTED: &str = "application/json, application/yaml, application/vnd.kubernetes.protobuf";
-/// What a watch is sent as.
+/// The media types of a watch.
 pub(crate) const WATCHED: &str =
     "application/json;stream=watch, application/vnd.kubernetes.protobuf;stream=watch";
 /// Media types of the routes that list, which also watch.
@@ -92,7 +92,8 @@ pub(crate) fn accept(header: &str, allowed: impl Fn(Format, Shape) -> bool) -> O
     })
 }
 
-/// What an error is encoded as: errors have no other shape, and JSON is for whoever accepts nothing we have.
+/// The representation of an error: errors have no other shape, and a client that accepts nothing we have
+/// gets JSON.
 pub(crate) fn for_errors(header: &str) -> Representation {
     accept(header, |_, shape| shape == Shape::AsIs).unwrap_or(PLAIN_JSON)
 }

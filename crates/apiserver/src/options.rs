@@ -64,7 +64,7 @@ pub enum DurationError {
     UnknownUnit { unit: String, text: String },
 }
 
-/// A duration as Go writes it: `1m30s`, `500ms`. What is negative counts as zero.
+/// A duration as Go writes it: `1m30s`, `500ms`. A negative one counts as zero.
 pub fn go_duration(text: &str) -> Result<Duration, DurationError> {
     let invalid = || DurationError::Invalid(text.to_owned());
     let negative = text.starts_with('-');
@@ -98,7 +98,7 @@ pub fn go_duration(text: &str) -> Result<Duration, DurationError> {
     Ok(if negative { Duration::ZERO } else { total })
 }
 
-/// How unknown and duplicate fields are treated.
+/// The treatment of unknown and duplicate fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum FieldValidation {
     Ignore,
@@ -115,7 +115,7 @@ pub(crate) struct WriteOptions {
     pub field_validation: FieldValidation,
     /// Server-side apply takes over fields that others own.
     pub force: bool,
-    /// Where admission puts what the client should know.
+    /// Admission puts messages for the client here.
     pub warnings: Warnings,
     /// A step of a request that was admitted as a whole: webhooks and policies are not asked about it.
     pub within: bool,
@@ -163,7 +163,7 @@ impl Warnings {
         }
     }
 
-    /// Whether the audit of the request tells its objects.
+    /// Returns true if the audit of the request records its objects.
     pub fn audits_objects(&self) -> bool {
         self.audit.as_ref().is_some_and(|record| record.level() >= Level::Request)
     }
@@ -317,7 +317,7 @@ pub(crate) fn parse_version(version: &str) -> Result<u64, BadVersion> {
     parse_uint(version).map_err(|why| BadVersion { version: version.to_owned(), why })
 }
 
-/// How old an answer to a list may be.
+/// The required age of a list's data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum VersionMatch {
     Exact,
@@ -434,7 +434,7 @@ fn watch_errors(wanted: &str, send_initial_events: Option<bool>, continue_token:
     errors
 }
 
-/// What becomes of dependents.
+/// The treatment of dependents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Propagation {
     Orphan,

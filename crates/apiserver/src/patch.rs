@@ -18,7 +18,7 @@ use ferrite_api::{Gvk, Status, meta, patch};
 use ferrite_json::{Map, Value, json};
 use std::sync::{Mutex, PoisonError};
 
-/// What the content type says the body is.
+/// The kind of patch, from the content type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Json,
@@ -70,7 +70,7 @@ pub(crate) fn is_apply(content_type: &str) -> bool {
     Kind::of(content_type).is_ok_and(|kind| kind == Kind::Apply)
 }
 
-/// Whether the body is of a kind of patch: others find no route.
+/// Returns true if the body is a kind of patch: others find no route.
 pub(crate) fn is_patch(headers: &::http::HeaderMap) -> bool {
     let given = headers.get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
     Kind::of(given).is_ok()
@@ -95,7 +95,8 @@ impl Kind {
         }
     }
 
-    /// Patches `old` and brings the outcome under its type again. Answers it with what strict validation finds.
+    /// Patches `old` and brings the result under its type again. Returns it with the findings of strict
+    /// validation.
     pub fn patched(
         self,
         type_: TypeRef,
@@ -154,7 +155,7 @@ impl Kind {
         }
     }
 
-    /// The refusal of what a patch makes of `old`.
+    /// The error for an invalid result of a patch of `old`.
     pub fn refuse_patched(self, type_: TypeRef, old: &Value, document: &Value, why: String) -> Status {
         let mut patched = old.clone();
         match self.apply_to(type_, &mut patched, document) {
@@ -163,7 +164,7 @@ impl Kind {
         }
     }
 
-    /// Upstream quotes what it could not take: the patched object, or a strategic patch itself.
+    /// Upstream quotes the value that it could not decode: the patched object, or a strategic patch itself.
     fn refused(self, type_: TypeRef, patched: &Value, document: &Value, why: String) -> Status {
         let quoted = match self {
             Self::Strategic => patch::go_format(document),
@@ -198,7 +199,7 @@ async fn plain(
         Some(_) => None,
         None => Some(call.schema()?),
     };
-    // An object that is not there is missed before a patch is looked at.
+    // A missing object is reported before the patch is parsed.
     let document = parse(kind, body, options.field_validation);
     let found = Mutex::new(Vec::new());
     let gvk = call.resource.gvk();
@@ -249,10 +250,10 @@ async fn plain(
 
 const NO_MERGE_PATCH: &str = "Invalid JSON Patch";
 
-/// The patch itself as a value, with what strict validation finds in it.
+/// The patch itself as a value, with the findings of strict validation in it.
 ///
-/// As upstream: unless told to ignore it, the server first looks whether the document is what a patch of its kind has
-/// to be, and says which of its own types it could not fill.
+/// As upstream: unless the validation is `Ignore`, the server first checks that the document is valid for
+/// its kind of patch, and names the one of its own types that it could not fill.
 pub(crate) fn parse(kind: Kind, body: &Bytes, validation: FieldValidation) -> Result<Decoded, Status> {
     let looks = validation != FieldValidation::Ignore;
     let refuse = |why: String| match kind {
@@ -281,7 +282,7 @@ pub(crate) fn parse(kind: Kind, body: &Bytes, validation: FieldValidation) -> Re
         (Kind::Json, _) if looks => "[]handlers.jsonPatchOp",
         (Kind::Json, _) => "jsonpatch.Patch",
         (_, Value::Object(_)) => return Ok(document),
-        // Such a patch is what the object becomes, and refused as that.
+        // The array becomes the patched object, and is refused as one.
         (Kind::Merge, Value::Array(_)) if !looks => return Ok(document),
         _ => "map[string]interface {}",
     };
@@ -294,7 +295,8 @@ pub(crate) fn parse(kind: Kind, body: &Bytes, validation: FieldValidation) -> Re
 /// Members of an operation of a JSON patch; all but the value are text.
 const OPERATION: [&str; 4] = ["op", "path", "from", "value"];
 
-/// Whether the operations are what upstream's type for them takes, with its complaints about unknown members.
+/// Checks that the operations fit upstream's type for them, and collects its complaints about unknown
+/// members.
 fn check_operations(operations: &[Value], strict: &mut Vec<String>) -> Result<(), String> {
     let mut unknown = Vec::new();
     for (index, operation) in operations.iter().enumerate() {
@@ -339,7 +341,7 @@ fn check_place(call: &Call, applied: &Value) -> Result<(), Status> {
     Ok(())
 }
 
-/// An applied configuration says what it is.
+/// Checks that an applied configuration names its kind.
 fn check_applied(document: &Value, expected: &Gvk) -> Result<(), Status> {
     let found = match document {
         Value::Object(map) => {
@@ -376,7 +378,7 @@ async fn apply(
     let gvk = call.resource.gvk();
     let unreadable = |e| Status::bad_request(format!("error decoding YAML: {e}"));
     let document = yaml::read(body).map_err(unreadable)?;
-    // What is applied is the document itself: a null owns its field, and an absent struct is not an empty one.
+    // The document itself is applied: a null owns its field, and an absent struct is not an empty one.
     let mut applied = codec::json::decode_any(document.json().as_bytes()).map_err(unreadable)?.value;
     check_applied(&applied, &gvk)?;
     let name = call.name().to_owned();
@@ -387,7 +389,7 @@ async fn apply(
     if applied.pointer("/metadata/managedFields").is_some_and(|fields| !fields.is_null()) {
         return Err(Status::bad_request("metadata.managedFields must be nil"));
     }
-    // As upstream: what does not fit the schema is refused before anybody looks for unknown fields.
+    // As upstream: a mismatch with the schema is refused before the check for unknown fields.
     crate::managed::check(&call.resource, &applied)?;
     let decoded = match call.resource.custom {
         None => crate::call::decode_yaml(&document, body, &gvk)?,
@@ -419,7 +421,7 @@ async fn apply(
     match registry.update(&update).await {
         Err(status) if status.code == 404 && subresource.is_none() => {
             call.authorize_create()?;
-            // What is made says itself what it is called, and cannot be an object that was there before.
+            // The document of a new object must contain its name, and no UID of an earlier object.
             if !named {
                 crate::registry::metadata::check_name(&Value::Null, &name)?;
             }

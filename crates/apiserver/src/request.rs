@@ -1,11 +1,11 @@
-//! What a request is about, read from its method and path alone.
+//! Parses the target of a request from its method and path alone.
 
 use crate::zpages::Page;
 use http::Method;
 use percent_encoding::percent_decode_str;
 use std::borrow::Cow;
 
-/// What a path names.
+/// The target of a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Route {
     Version,
@@ -45,7 +45,7 @@ pub(crate) enum Route {
     /// `/openid/v1/jwks`
     JsonWebKeys,
     Resource(Target),
-    /// `/api/v1/watch` with nothing behind it: upstream cannot tell what is meant, and fails.
+    /// `/api/v1/watch` with nothing behind it: upstream cannot resolve it, and fails.
     Incomplete,
     /// Nothing of ours.
     Unknown,
@@ -54,8 +54,8 @@ pub(crate) enum Route {
 }
 
 impl Route {
-    /// Whether the path answers the method at all. As upstream: a document is only got, everything behind a proxy is
-    /// left to the far side, and objects of all namespaces can be looked at and nothing else.
+    /// Returns true if the path supports the method. As upstream: documents support only GET, everything
+    /// behind a proxy is left to the far side, and objects of all namespaces can only be read.
     pub fn takes(&self, method: &Method, verb: Option<Verb>, is_namespaced: bool) -> bool {
         match self {
             Self::Version
@@ -107,7 +107,7 @@ pub(crate) struct Target {
     pub resource: String,
     pub name: Option<String>,
     pub subresource: Option<String>,
-    /// What follows the subresource (`proxy/…`).
+    /// The path after the subresource (`proxy/…`).
     pub rest: String,
     /// The path began with the old `watch/` prefix.
     pub watch_prefix: bool,
@@ -232,7 +232,7 @@ fn segments(path: &str) -> Option<Vec<Cow<'_, str>>> {
         .collect()
 }
 
-/// What a request wants to do, in the words authorization and discovery use.
+/// The verb of a request, in the words of authorization and discovery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verb {
     Get,

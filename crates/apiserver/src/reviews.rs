@@ -1,4 +1,4 @@
-//! Reviews: questions about who somebody is and what they may do. Answered, not stored.
+//! Reviews: questions about a user's identity and rights. Answered, not stored.
 
 use crate::auth::{Action, User, decide, node};
 use crate::call::Call;
@@ -100,7 +100,7 @@ pub(crate) async fn answer(
     encode::object(201, resource, &review, call.representation, call.include_object()?)
 }
 
-/// A question about access has no metadata but what the server puts there.
+/// An access review has no metadata except the server's own.
 fn refuse_metadata(review: &Value, namespaced: bool) -> Option<FieldError> {
     let metadata = review["metadata"].as_object()?;
     let owned = |key: &str| key == "managedFields" || (namespaced && key == "namespace");
@@ -159,7 +159,7 @@ fn rules_status(call: &Call, review: &Value) -> Value {
     }
     let mut status = json!({"resourceRules": resources, "nonResourceRules": paths, "incomplete": false});
     if node::name(&call.user).is_some() {
-        // What a node may do beyond roles depends on its pods.
+        // A node's rights beyond its roles depend on its pods.
         status["incomplete"] = true.into();
         status["evaluationError"] = "node authorizer does not support user rule resolution".into();
     }
@@ -207,7 +207,8 @@ fn action(review: &Value) -> Action {
     }
 }
 
-/// What is said of selectors that cannot be read, or not wholly. As upstream: the question is then a wider one.
+/// The messages about selectors that cannot be parsed, or not wholly. As upstream: the check then ignores
+/// them.
 fn ignored_selectors(attributes: &Value) -> Vec<String> {
     let mut ignored = Vec::new();
     let mut tell = |key: &str, partially: &str| {

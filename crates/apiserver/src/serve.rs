@@ -102,7 +102,7 @@ impl ApiServer {
         if let Client::Known { user, .. } = &client {
             slot.belongs_to(&user.name);
         }
-        // What is upgraded from HTTP/1.1 goes on without us, so nothing may wait there.
+        // An upgraded HTTP/1.1 connection goes on without us, so no data may wait there.
         let http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
         let stream = CoalescingWriter::new(stream, http2);
         let out = stream.clone();
@@ -131,7 +131,7 @@ impl ApiServer {
             async move {
                 let request = request.map(|body| body.map_err(|e| -> BoxError { e.into() }).boxed_unsync());
                 let answer = server.handle(user.unwrap_or_default(), request).await;
-                // What is whole is as good as sent. A stream is something going on until it ends.
+                // A complete body counts as sent. A stream counts as activity until it ends.
                 Ok::<_, std::convert::Infallible>(match answer.body().size_hint().exact() {
                     Some(_) => answer,
                     None => answer.map(|body| held(body, busy)),
@@ -146,7 +146,7 @@ impl ApiServer {
             () = told.notified() => None,
             () = activity.idle_for(idle) => None,
         };
-        // What is being answered is answered to its end; nothing new is taken.
+        // Finish the requests in progress and accept no new ones.
         let ended = match ended {
             Some(result) => result,
             None => {

@@ -38,32 +38,32 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-/// Connections have this long to send what is left of their answers once no request is in flight.
+/// Connections have this long to send the rest of their responses once no request is in flight.
 const FLUSH: Duration = Duration::from_secs(2);
 
-/// How requests are taken in and how the server ends. The default is upstream's.
+/// The server's limits for requests and its shutdown. The default is upstream's.
 #[derive(Debug, Clone)]
 pub struct Serving {
     /// Requests that read, served at once; zero is no limit. Streams do not count.
     pub max_requests_inflight: usize,
     /// Requests that write, served at once; zero is no limit.
     pub max_mutating_requests_inflight: usize,
-    /// Whether FlowSchemas and PriorityLevelConfigurations divide the requests that may be served at once.
+    /// True if FlowSchemas and PriorityLevelConfigurations divide the requests that may be served at once.
     pub flow_control: bool,
     /// A request that is not a stream ends after this.
     pub request_timeout: Duration,
     /// Watches without a timeout of their own end after this to twice this.
     pub min_request_timeout: Duration,
-    /// How often, between 0 and 1, a request on HTTP/2 makes its client connect anew: with several servers behind
-    /// a balancer, clients spread out again.
+    /// Chance, between 0 and 1, that a request on HTTP/2 makes its client connect anew: with several
+    /// servers behind a balancer, clients spread out again.
     pub goaway_chance: f64,
     /// Requests served at once on one connection of HTTP/2.
     pub http2_max_streams: u32,
     /// A connection on which nothing is going on for so long is ended.
     pub idle_timeout: Duration,
-    /// Whether `/debug/pprof/` answers.
+    /// True if `/debug/pprof/` is served.
     pub profiling: bool,
-    /// How many connections there may be.
+    /// Limits for the number of connections.
     pub connections: ConnectionLimits,
     /// The server goes on serving for this long after it has said that it is not ready any more.
     pub shutdown_delay: Duration,
@@ -87,20 +87,21 @@ impl Default for Serving {
     }
 }
 
-/// How a server is set up.
+/// The settings of a server.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Where clients reach this server; told in discovery and in the `kubernetes` Service's endpoints.
+    /// Address at which clients reach this server; published in discovery and in the `kubernetes` Service's
+    /// endpoints.
     pub advertise: SocketAddr,
     /// Addresses of Services: one range, or one of each family. The first is of the primary family.
     pub service_ranges: Vec<Cidr>,
     pub node_ports: RangeInclusive<u16>,
-    /// How the server shows itself to kubelets. Without it, logs and exec are refused.
+    /// The server's client certificate for kubelets. Without it, logs and exec are refused.
     pub kubelet_client: Option<Arc<rustls::ClientConfig>>,
     /// Versions and resources turned on or off, as upstream's `--runtime-config`: `api/all`, `apps/v1`,
     /// `apps/v1/deployments`.
     pub runtime_config: BTreeMap<String, bool>,
-    /// Who tokens of service accounts say that they are from, and whom they are for.
+    /// The issuer of service account tokens, and their audience.
     pub service_account_issuer: String,
     /// The key that signs them, as PEM. Without it there are no tokens.
     pub service_account_key: Option<String>,
@@ -119,7 +120,7 @@ pub struct Config {
     pub jwt: JwtAuthentication,
     /// Users by tokens from a file.
     pub static_tokens: StaticTokens,
-    /// Whether requests without credentials are those of `system:anonymous`; else they are refused.
+    /// True if requests without credentials are those of `system:anonymous`; else they are refused.
     pub anonymous_auth: bool,
     /// The authorizers that are asked, in their order.
     pub authorization: Vec<Mode>,
@@ -129,27 +130,29 @@ pub struct Config {
     pub client_ca: Option<String>,
     /// Front proxies that authenticate users for this server. Published, too.
     pub request_header: Option<RequestHeader>,
-    /// How the server shows itself to extension API servers. Without it, they cannot know for whom it asks.
+    /// The server's client certificate for extension API servers. Without it, they cannot know the user of
+    /// a request.
     pub proxy_client: Option<Identity>,
-    /// Whether tokens that admission mounts into pods live for a year instead of an hour, for clients that never read
-    /// them again.
+    /// True if tokens that admission mounts into pods live for a year instead of an hour, for clients that
+    /// never read them again.
     pub extend_token_expiration: bool,
     /// Events are kept this long.
     pub event_ttl_seconds: u64,
     pub serving: Serving,
     pub admission: AdmissionPlugins,
-    /// Whether writers of objects on which nothing of ours acts are warned: on where the cluster is meant to be whole.
+    /// True if writers of objects on which nothing of ours acts get a warning: on where the cluster is
+    /// meant to be whole.
     pub warns_of_inert: bool,
     /// Resources (their plurals) of that kind on which an optional part of this cluster acts.
     pub acted_on: &'static [&'static str],
     /// Groups that this process serves without storage.
     pub mounted: Vec<Arc<dyn MountedGroup>>,
-    /// Whether secrets of type `bootstrap.kubernetes.io/token` let their bearers in.
+    /// True if secrets of type `bootstrap.kubernetes.io/token` authenticate their bearers.
     pub bootstrap_tokens: bool,
     pub endpoint_reconciler: EndpointReconciler,
     /// The name of this machine, as the server's Lease has it. Without a name there is no Lease.
     pub host_name: String,
-    /// How requests are audited. None is not at all.
+    /// The audit settings. None turns auditing off.
     pub audit: Option<AuditConfig>,
 }
 
@@ -200,7 +203,8 @@ impl Config {
         }
     }
 
-    /// Whether a resource's version is on: by `--runtime-config`, the narrower key first, else by default.
+    /// Returns true if a resource's version is on: by `--runtime-config`, the narrower key first, else by
+    /// default.
     fn serves(&self, resource: &ferrite_api::resource::Resource) -> bool {
         let version = resource.api_version();
         let keys = [
@@ -236,7 +240,7 @@ pub struct ApiServer {
     pub(crate) audit: Option<Arc<Auditor>>,
     pub(crate) started: Timestamp,
     ready: AtomicBool,
-    /// Set as soon as the server is told to stop.
+    /// Set as soon as the server begins to shut down.
     draining: AtomicBool,
     stop: CancellationToken,
     abort: CancellationToken,
@@ -246,7 +250,7 @@ pub struct ApiServer {
 }
 
 impl ApiServer {
-    /// Starts a server on a store and brings what every cluster has into being.
+    /// Starts a server on a store and makes the objects that every cluster has.
     pub async fn start(store: Arc<Store>, config: Config) -> Result<Arc<Self>, Status> {
         let fresh = store.usage().revision == Revision::default();
         let served = ferrite_api::kinds::built_in().into_iter().filter(|r| config.serves(r)).collect();
@@ -342,7 +346,7 @@ impl ApiServer {
         Ok(server)
     }
 
-    /// How the server is set up.
+    /// The server's settings.
     pub fn config(&self) -> &Config {
         &self.config
     }
@@ -370,7 +374,7 @@ impl ApiServer {
         self.abort.cancel();
         self.outbound.close().await;
         self.tasks.wait().await;
-        // Last, so that the audit has what all others did.
+        // Last, so that the audit has the events of all others.
         if let Some(audit) = &self.audit {
             audit.stop().await;
         }
@@ -420,7 +424,7 @@ impl ApiServer {
     /// A client for a component in this process: no socket and no TLS, but the same identity, authorization and
     /// admission as for everybody else.
     pub fn in_process_client(self: &Arc<Self>, user: User) -> InProcessClient {
-        // Who writes is told by the user agent; components in this process have none but their name.
+        // The user agent names the writer; components in this process have only their user name.
         let agent = HeaderValue::from_str(user.name.strip_prefix("system:").unwrap_or(&user.name)).ok();
         InProcessClient { server: Arc::clone(self), user: Arc::new(user), agent, guard: None }
     }
@@ -430,12 +434,12 @@ impl ApiServer {
         filters::handle(self, user, request).await
     }
 
-    /// Whether everything that a cluster always has was made.
+    /// Returns true if all objects that a cluster always has were made.
     pub(crate) fn has_started(&self) -> bool {
         self.ready.load(Ordering::Acquire)
     }
 
-    /// Whether the server was asked to stop.
+    /// Returns true if the server is shutting down.
     pub(crate) fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Acquire)
     }
@@ -510,7 +514,7 @@ impl ApiServer {
     }
 }
 
-/// A Status in the representation of the request, or JSON where it cannot be had.
+/// A Status in the representation of the request, or JSON if that is not possible.
 pub(crate) fn error(status: &Status, as_: Representation) -> Response {
     let value = status.to_value();
     let mut answer =
@@ -525,7 +529,7 @@ pub(crate) fn error(status: &Status, as_: Representation) -> Response {
     answer
 }
 
-/// Says whether a client may still write.
+/// Returns true if a client may still write.
 pub type WriteGuard = Arc<dyn Fn() -> bool + Send + Sync>;
 
 tokio::task_local! {

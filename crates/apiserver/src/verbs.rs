@@ -75,7 +75,7 @@ async fn dispatch(call: &mut Call) -> Result<Response, Status> {
         call.warnings.push(warning);
     }
     if call.verb == Verb::Patch && call.target.subresource.as_deref() != Some("proxy") {
-        // A patch of no known kind finds no route upstream, and so nobody who warns.
+        // A patch of no known kind finds no route upstream, and so gets no warning.
         patch::check_kind(&call.resource, call.header(header::CONTENT_TYPE))?;
     }
     if let Some(warning) = call.resource.hooks.deprecation
@@ -90,7 +90,7 @@ async fn dispatch(call: &mut Call) -> Result<Response, Status> {
         }
     }
     call.server.registry.catch_up(call.verb, &call.query).await?;
-    // What is rarer or larger than a look at one object is kept apart, so that the look stays small.
+    // Rarer or larger futures are boxed, so that the future of a plain get stays small.
     if let Some(name) = call.target.subresource.clone() {
         return Box::pin(subresource::handle(call, &name)).await;
     }
@@ -223,7 +223,7 @@ async fn admit_review(
     Ok(review)
 }
 
-/// With `NamespaceAutoProvision`, a namespace is there for whoever creates something in it.
+/// With `NamespaceAutoProvision`, makes the namespace of a create if it does not exist.
 pub(crate) async fn provide_namespace(call: &Call, options: &WriteOptions) -> Result<(), Status> {
     let wanted = call.server.registry.admission.provisions_namespaces
         && call.resource.is_namespaced()
@@ -252,7 +252,7 @@ pub(crate) async fn update(call: &mut Call, subresource: Option<&str>) -> Result
             code = 201;
             call.authorize_create()?;
             provide_namespace(call, &options).await?;
-            // The version was to protect what is stored, and there is nothing.
+            // The version would protect a stored object, and there is none.
             let mut object = object.clone();
             meta::metadata_mut(&mut object).remove("resourceVersion");
             registry.create(&update.write, object).await
@@ -404,9 +404,9 @@ async fn delete_collection(call: &mut Call) -> Result<Response, Status> {
             let mut write = call.write(&write_options);
             write.namespace = meta::namespace(&object);
             match registry.delete(&write, meta::name(&object), &options).await {
-                // As upstream: the answer is what was found, not what became of it.
+                // As upstream: the response has the object as it was found, not its later state.
                 Ok(Deleted::Gone(_) | Deleted::Marked(_)) => objects.push(object),
-                // Somebody else was faster, which is what was wanted.
+                // Another client was faster, and the object is gone as wanted.
                 Err(status) if status.code == 404 => {}
                 Err(status) => return Err(status),
             }

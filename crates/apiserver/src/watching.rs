@@ -41,7 +41,7 @@ pub(crate) fn answer(call: &mut Call) -> Result<Response, Status> {
     let content_type = encoder.content_type();
     let stream = match call.server.registry.watch(&call.resource, namespace, selectors, &options) {
         Ok(stream) => Ok(stream),
-        // As upstream: a version that is too old is told inside the stream.
+        // As upstream: the stream itself reports that a version is too old.
         Err(status) if status.code == 410 => Err(status),
         Err(status) => return Err(status),
     };
@@ -50,7 +50,7 @@ pub(crate) fn answer(call: &mut Call) -> Result<Response, Status> {
         .timeout_seconds
         .filter(|s| *s > 0)
         .unwrap_or_else(|| rand::rng().random_range(shortest..2 * shortest));
-    // A time beyond what the clock can say is as good as none.
+    // A time beyond the clock's range counts as none.
     let deadline = Instant::now() + Duration::from_secs(seconds.min(u64::from(u32::MAX)));
     let stopping = call.server.stopping();
     let ended = call.server.registry.tables.ended(&call.resource);
@@ -80,7 +80,7 @@ pub(crate) fn answer(call: &mut Call) -> Result<Response, Status> {
     })
 }
 
-/// Ends with the definition of a custom kind: a client that begins anew sees what has become of it.
+/// Ends with the definition of a custom kind: a client that begins anew sees its new state.
 async fn end_of(ended: Option<tokio_util::sync::CancellationToken>) {
     match ended {
         Some(ended) => ended.cancelled().await,
@@ -123,7 +123,7 @@ impl Watcher {
         }
     }
 
-    /// None when the client cannot be told any more.
+    /// Sends an event. None if the client is gone.
     async fn send(&mut self, event: &WatchEvent) -> Option<()> {
         let frame: Bytes = match event {
             WatchEvent::Initial(entry) => self.encoder.initial(entry),
@@ -145,7 +145,7 @@ impl Watcher {
     }
 }
 
-/// When to tell the position again: once a minute, and shortly before the end.
+/// The time of the next bookmark: once a minute, and shortly before the end.
 fn next_bookmark(after: Instant, deadline: Instant) -> Instant {
     let regular = after + BOOKMARK_INTERVAL;
     match deadline.checked_sub(LAST_BOOKMARK) {

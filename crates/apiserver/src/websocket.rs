@@ -32,7 +32,7 @@ const STALLED: Duration = Duration::from_secs(60);
 /// The prefix of a protobuf event that says its length. A message has its own.
 const LENGTH_PREFIX: usize = 4;
 
-/// How bytes become messages.
+/// The way to turn bytes into messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Framing {
     /// One binary message for each piece, cut where it is long, after an empty first one.
@@ -103,7 +103,7 @@ fn text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> &'a str {
     headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
 }
 
-/// Whether a request asks for a WebSocket.
+/// Returns true if a request asks for a WebSocket.
 pub(crate) fn is_requested(headers: &HeaderMap) -> bool {
     let connection = headers.get_all(header::CONNECTION).iter().filter_map(|value| value.to_str().ok());
     text(headers, &header::UPGRADE).eq_ignore_ascii_case("websocket")
@@ -253,7 +253,7 @@ where
                 let length = if framing.is_log() { bytes.len().min(CHUNK) } else { bytes.len() };
                 let Some(message) = framing.message(bytes.split_to(length)) else { return };
                 let sent = match framing.is_log() {
-                    // Whoever reads a log may pause.
+                    // A reader of a log may pause.
                     true => sink.send(message).await.is_ok(),
                     false => matches!(tokio::time::timeout(STALLED, sink.send(message)).await, Ok(Ok(()))),
                 };

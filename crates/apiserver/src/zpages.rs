@@ -1,4 +1,4 @@
-//! `/statusz` and `/flagz`: what the server is and how it is set up, as text for people or as an object of
+//! `/statusz` and `/flagz`: the server's version and settings, as text for people or as an object of
 //! `config.k8s.io` for programs.
 
 use crate::encode;
@@ -42,7 +42,7 @@ impl Page {
     }
 }
 
-/// What a client asked for.
+/// The representation that a client asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Wanted {
     Text,
@@ -65,7 +65,7 @@ fn wanted(page: Page, accept: &str) -> Option<Wanted> {
     })
 }
 
-/// What the pages tell about.
+/// The inputs of the pages.
 pub(crate) struct About<'a> {
     pub config: &'a Config,
     pub started: Timestamp,

@@ -13,7 +13,7 @@ use crate::plan::{Attribute, Base, By, Call, Fold, Name, Node, ObjectNode, Plan,
 use crate::program::Activation;
 use crate::value::{Entries, Map, Object, Value, equals};
 
-/// Iterations of loops between looks at the interrupt.
+/// Iterations of loops between checks of the interrupt.
 const CHECK_FREQUENCY: u32 = 100;
 /// Bytes that the strings and lists made by one evaluation may take, those included that are garbage by its end.
 const MEMORY_LIMIT: usize = 256 * 1024 * 1024;

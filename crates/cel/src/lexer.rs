@@ -36,7 +36,7 @@ const SYMBOLS: &[&str] = &[
 const WORDS: &[(&str, Kind)] =
     &[("in", Kind::Symbol("in")), ("true", Kind::True), ("false", Kind::False), ("null", Kind::Null)];
 
-/// Text that is no token: its place and what upstream's message quotes.
+/// Text that is no token: its place and the text that upstream's message quotes.
 pub(crate) struct Unrecognized {
     pub start: usize,
     pub end: usize,

@@ -1,6 +1,7 @@
 //! The Common Expression Language (CEL) as Kubernetes v1.36 has it.
 //!
-//! An [`Environment`] says what expressions may use. It compiles an expression to a [`Program`], once; the program is
+//! An [`Environment`] has the names that expressions may use. It compiles an expression to a [`Program`],
+//! once; the program is
 //! evaluated many times, each time with an [`Activation`] that holds the variables. Nothing here does I/O, waits, or
 //! takes time or memory out of proportion: every evaluation has a cost, counted as upstream counts it, and [`Limits`]
 //! end it.
@@ -17,7 +18,7 @@
 //!
 //! The way of an expression: `source` and `lexer` → `parser` with `macros` → `check` → `plan` → `eval` with `functions`.
 //! Beside it, `cost` estimates before and counts while; `schema` turns structural schemas into types and sizes; `library`
-//! has the tables of what environments are made of.
+//! has the tables of the environments' contents.
 
 mod ast;
 mod check;

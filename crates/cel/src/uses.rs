@@ -192,7 +192,8 @@ impl Environment {
         self.add_field(VARIABLES, name, of);
     }
 
-    /// Adds what patches of mutating admission policies use: `Object{...}`, `JSONPatch{...}`, `jsonpatch.escapeKey`.
+    /// Adds the names for patches of mutating admission policies: `Object{...}`, `JSONPatch{...}`,
+    /// `jsonpatch.escapeKey`.
     pub fn with_mutations(self) -> Self {
         self.with_dynamic_object("Object").with_objects(&["JSONPatch"]).with_library(Library::JsonPatch)
     }

@@ -68,7 +68,7 @@ fn operators_and_functions() {
     }
 }
 
-/// Patterns mean what they mean in Go.
+/// Patterns have Go's meaning.
 #[test]
 fn patterns_are_go_s() {
     let table = [
@@ -327,7 +327,7 @@ fn devices_and_configurations_have_their_variables() {
     );
 }
 
-/// An older compatibility version does not know what came later.
+/// An older compatibility version does not know later functions.
 #[test]
 fn versions_have_their_libraries() {
     let table = [("quantity('1')", 28), ("ip('1.1.1.1')", 30), ("semver('1.0.0')", 33), ("[1].sort()", 34)];

@@ -1,6 +1,7 @@
 //! One resource of the API, typed.
 //!
-//! The methods and parameters are those of `kube::Api`. The difference is in what is compiled: requests are sent as
+//! The methods and parameters are those of `kube::Api`. The difference is in the compiled code: requests
+//! are sent as
 //! bytes by code that does not depend on the kind, and [`Object`] decodes the response, so that a call adds no
 //! decoder to the crate it stands in.
 
@@ -169,8 +170,8 @@ impl<K: Object> Api<K> {
         self.object(self.request.patch_subresource(subresource, name, params, patch)).await
     }
 
-    /// Asks for the deletion. The server answers with the object or with a `Status`: neither is of use to a caller
-    /// who must watch for the end anyway.
+    /// Asks for the deletion. The server answers with the object or with a `Status`: neither is of use to a
+    /// caller that must watch for the end anyway.
     pub async fn delete(&self, name: &str, params: &DeleteParams) -> Result<(), kube::Error> {
         send(&self.client, self.request.delete(name, params).map_err(invalid)?).await.map(drop)
     }

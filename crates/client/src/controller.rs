@@ -1,4 +1,5 @@
-//! A controller, declared: what it reconciles, what wakes it, and the function that does the work.
+//! A controller, declared: the kind that it reconciles, the events that wake it, and the function that does
+//! the work.
 //!
 //! ```ignore
 //! Controller::new("serviceaccount-controller", 5, &scope)
@@ -32,7 +33,7 @@ pub struct Controller<T: Eq + Hash = ObjectKey> {
     workers: usize,
     scope: Scope,
     queue: Arc<WorkQueue<T>>,
-    /// Become ready when what the controller reads is complete.
+    /// Become ready when the controller's informers are complete.
     synced: Vec<BoxFuture<'static, ()>>,
     /// The UID of the object that a key stands for, where the controller reconciles objects.
     subject: Option<Subject<T>>,

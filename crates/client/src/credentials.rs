@@ -28,7 +28,7 @@ pub fn service_account_client(
     scope: &Scope,
 ) -> Result<Client, kube::Error> {
     let mut config = config.clone();
-    // The connection is the manager's; who acts is only the token's business.
+    // The connection is the manager's; the token alone names the user.
     config.auth_info = Default::default();
     let (sender, receiver) = watch::channel(None);
     let (namespace, name) = (namespace.to_owned(), name.to_owned());

@@ -1,4 +1,5 @@
-//! What the attach-detach controller, kubelets and CSI drivers agree on: the names of attachments and of volumes.
+//! Names shared by the attach-detach controller, kubelets and CSI drivers: those of attachments and of
+//! volumes.
 
 use k8s_openapi::api::storage::v1::CSIDriver;
 use ring::digest::{SHA256, digest};
@@ -32,7 +33,8 @@ pub fn parse_unique_name(name: &str) -> Option<(&str, &str)> {
     name.strip_prefix(PLUGIN)?.strip_prefix('/')?.split_once('^')
 }
 
-/// Tells whether volumes of the driver are attached before a node mounts them. A driver without an object wants it.
+/// Returns true if volumes of the driver are attached before a node mounts them. A driver without an object
+/// requires it.
 pub fn attach_required(driver: Option<&CSIDriver>) -> bool {
     driver.is_none_or(|driver| driver.spec.attach_required != Some(false))
 }

@@ -1,4 +1,4 @@
-//! What a controller has asked for and not yet seen come back through its watch.
+//! The changes that a controller has requested and not yet seen through its watch.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -13,7 +13,7 @@ const EXPIRY: Duration = Duration::from_secs(5 * 60);
 
 struct Record {
     creations: i64,
-    /// Names of what was deleted: a deletion counts once, however many events report it.
+    /// Names of deleted objects: a deletion counts once, however many events report it.
     deletions: HashSet<String>,
     since: Instant,
 }
@@ -40,24 +40,24 @@ impl Expectations {
         self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether everything asked for on behalf of `owner` was seen, or was asked too long ago, or nothing was asked.
+    /// Returns true if every change requested for `owner` was seen or has expired, or none was requested.
     pub fn satisfied(&self, owner: &ObjectKey) -> bool {
         self.lock().get(owner).is_none_or(|record| {
             (record.creations <= 0 && record.deletions.is_empty()) || record.since.elapsed() > EXPIRY
         })
     }
 
-    /// Replaces what is expected for `owner` by `count` creations.
+    /// Replaces the expectations of `owner` by `count` creations.
     pub fn expect_creations(&self, owner: &ObjectKey, count: usize) {
         self.expect(owner, count, []);
     }
 
-    /// Replaces what is expected for `owner` by deletions of these names.
+    /// Replaces the expectations of `owner` by deletions of these names.
     pub fn expect_deletions(&self, owner: &ObjectKey, names: impl IntoIterator<Item = String>) {
         self.expect(owner, 0, names);
     }
 
-    /// Replaces what is expected for `owner` by creations and by deletions of these names.
+    /// Replaces the expectations of `owner` by creations and by deletions of these names.
     pub fn expect(&self, owner: &ObjectKey, creations: usize, deletions: impl IntoIterator<Item = String>) {
         let creations = i64::try_from(creations).unwrap_or(i64::MAX);
         let record = Record { creations, deletions: deletions.into_iter().collect(), since: Instant::now() };

@@ -11,13 +11,13 @@ use crate::{Api, Informer, ListSelector, Object, Scope};
 
 type Started = HashMap<(TypeId, ListSelector), Box<dyn Any + Send + Sync>>;
 
-/// Gives everybody who asks for a kind the same [`Informer`], started at the first request. Clones share.
+/// Gives all readers of a kind the same [`Informer`], started at the first request. Clones share.
 #[derive(Clone)]
 pub struct Informers {
     client: Client,
     scope: Scope,
     started: Arc<Mutex<Started>>,
-    /// Ends what subscribes through this value; without it handlers stay as long as the informers.
+    /// Ends subscriptions made through this value; without it handlers stay as long as the informers.
     session: Option<CancellationToken>,
 }
 

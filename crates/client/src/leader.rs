@@ -1,8 +1,8 @@
 //! Leader election on a Lease.
 //!
 //! A leader may work for a time after its last renewal that is shorter than the lease duration, and others may lead no
-//! sooner than the lease duration after it. [`Fence`] tells whether that time is over, also to a process that was stopped in between and
-//! has not noticed yet.
+//! sooner than the lease duration after it. [`Fence`] shows if that time is over, also to a process that
+//! was stopped in between and has not noticed yet.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,7 +18,7 @@ use tracing::{debug, info, warn};
 
 use crate::{Api, Scope, is_not_found};
 
-/// Which Lease, as whom, and how fast.
+/// The Lease, the identity, and the times of an election.
 #[derive(Debug, Clone)]
 pub struct LeaderConfig {
     pub namespace: String,
@@ -34,8 +34,9 @@ pub struct LeaderConfig {
 }
 
 impl LeaderConfig {
-    /// How long after the begin of a renewal the leader may go on without another: as upstream, the next renewal begins
-    /// a retry period later and has the renew deadline. Others may lead no sooner than the lease duration after it.
+    /// Time after the begin of a renewal for which the leader may go on without another one. As upstream,
+    /// the next renewal begins a retry period later and has the renew deadline. Others may lead no sooner
+    /// than the lease duration after it.
     fn allowed(&self) -> Duration {
         let spare = self.lease_duration.saturating_sub(self.renew_deadline) / 2;
         self.renew_deadline + self.retry_period.min(spare)
@@ -61,7 +62,7 @@ impl LeaderConfig {
 pub struct Fence(Arc<AtomicU64>);
 
 impl Fence {
-    /// Whether the leadership lasts. A leader asks before each write.
+    /// Returns true if the leadership lasts. A leader checks this before each write.
     pub fn is_open(&self) -> bool {
         uptime() < Duration::from_nanos(self.0.load(Ordering::Acquire))
     }
@@ -108,7 +109,7 @@ impl std::fmt::Debug for LeaderElector {
     }
 }
 
-/// What a candidate does about the lease it read.
+/// A candidate's decision about the lease that it read.
 #[derive(Debug, PartialEq, Eq)]
 enum Step {
     /// Somebody else holds it.
@@ -130,7 +131,7 @@ fn decide(spec: &LeaseSpec, unchanged_for: Duration, identity: &str) -> Step {
     }
 }
 
-/// What came of an attempt to take or renew the lease.
+/// The result of an attempt to take or renew the lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Attempt {
     Leads,
@@ -140,7 +141,7 @@ enum Attempt {
     Failed,
 }
 
-/// What a leader does after an attempt to renew.
+/// A leader's decision after an attempt to renew.
 #[derive(Debug, PartialEq, Eq)]
 enum Next {
     /// Leads for the time that a renewal allows, from the begin of the attempt.

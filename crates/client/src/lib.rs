@@ -1,6 +1,7 @@
 //! Clients of the API: informers, indexers, workqueues, expectations, events, leader election.
 //!
-//! A component is usually: a [`Scope`] that owns its tasks, [`Informers`] that keep a copy of what it reads,
+//! A component is usually: a [`Scope`] that owns its tasks, [`Informers`] that keep a copy of the objects
+//! it reads,
 //! a [`WorkQueue`] of keys fed by [`Informer::subscribe`], and [`run_workers`] around a reconcile function.
 
 mod api;
@@ -52,22 +53,22 @@ pub use uid::Uid;
 pub use workers::run_workers;
 pub use workqueue::{RateLimits, WorkQueue};
 
-/// Whether the server said the object (or its collection) is not there.
+/// Returns true if the server said that the object (or its collection) does not exist.
 pub fn is_not_found(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == 404)
 }
 
-/// Whether a write lost against another writer and should be retried from a fresh read.
+/// Returns true if a write lost against another writer and should be retried from a fresh read.
 pub fn is_conflict(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == 409 && status.reason != "AlreadyExists")
 }
 
-/// Whether a create found the name taken.
+/// Returns true if a create failed because the name is taken.
 pub fn is_already_exists(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == 409 && status.reason == "AlreadyExists")
 }
 
-/// Whether a create was refused because its namespace is being deleted: there is no point in trying again.
+/// Returns true if a create was refused because its namespace is being deleted: retrying is pointless.
 pub fn is_namespace_terminating(error: &kube::Error) -> bool {
     let kube::Error::Api(status) = error else { return false };
     let causes = status.details.as_ref().map(|details| details.causes.as_slice()).unwrap_or_default();

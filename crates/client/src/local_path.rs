@@ -1,4 +1,4 @@
-//! What the local-path provisioner and the kubelets agree on.
+//! The protocol between the local-path provisioner and the kubelets.
 //!
 //! The provisioner runs in the control plane and never touches a disk; a kubelet touches its own disk and writes no object
 //! but its own Node. They speak through annotations of that Node: the kubelet publishes its directory, the provisioner
@@ -41,8 +41,8 @@ pub fn list(names: &BTreeSet<String>) -> Option<String> {
     (!names.is_empty()).then(|| names.iter().map(String::as_str).collect::<Vec<_>>().join(","))
 }
 
-/// Tells whether the text can be the name of a PersistentVolume. Such a name is one part of a path, and none of those with
-/// a meaning of their own.
+/// Returns true if the text can be the name of a PersistentVolume. Such a name is one part of a path, and
+/// none of those with a meaning of their own.
 pub fn is_volume_name(text: &str) -> bool {
     let inner = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
     let label = |part: &str| {

@@ -222,7 +222,7 @@ mod tests {
 
     use super::*;
 
-    /// What the members of a generated object hold.
+    /// The contents of a generated object's members.
     #[derive(Clone, Copy, PartialEq)]
     enum Fill {
         Everything,

@@ -102,7 +102,7 @@ where
     claim_all_with_finalizer(client, owner, selector, candidates, may_adopt, None).await
 }
 
-/// [`claim_all`] for an owner that keeps `finalizer` on what it controls: adoption adds it, release removes it.
+/// [`claim_all`] for an owner that keeps `finalizer` on its objects: adoption adds it, release removes it.
 pub async fn claim_all_with_finalizer<O, K>(
     client: &Client,
     owner: &O,

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{
     Node, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, Taint, Toleration,
 };
 
-/// Whether the toleration covers the taint.
+/// Returns true if the toleration covers the taint.
 pub fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
     let effect = toleration.effect.as_deref().unwrap_or_default();
     let key = toleration.key.as_deref().unwrap_or_default();
@@ -24,7 +24,7 @@ pub fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
     }
 }
 
-/// Whether the node satisfies a pod's `nodeSelector` and its required node affinity.
+/// Returns true if the node satisfies a pod's `nodeSelector` and its required node affinity.
 pub fn matches_node(
     selector: Option<&BTreeMap<String, String>>,
     required: Option<&NodeSelector>,
@@ -36,7 +36,8 @@ pub fn matches_node(
             .is_none_or(|required| required.node_selector_terms.iter().any(|term| matches_term(term, node)))
 }
 
-/// Whether the node satisfies all requirements of the term. A term without requirements matches no node.
+/// Returns true if the node satisfies all requirements of the term. A term without requirements matches no
+/// node.
 pub fn matches_term(term: &NodeSelectorTerm, node: &Node) -> bool {
     let expressions = term.match_expressions.as_deref().unwrap_or_default();
     let fields = term.match_fields.as_deref().unwrap_or_default();

@@ -1,4 +1,5 @@
-//! Delegated authentication and authorization: the API server says who a caller is and what it may do.
+//! Delegated authentication and authorization: the API server identifies a caller and decides about its
+//! rights.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -17,7 +18,7 @@ use tokio::time::Instant;
 
 use crate::{Api, message_of};
 
-/// How long verdicts are believed.
+/// Lifetimes of cached verdicts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lifetimes {
     /// Of a token, known or unknown.
@@ -34,10 +35,10 @@ impl Default for Lifetimes {
     }
 }
 
-/// Verdicts that are remembered. Whoever makes up more callers only makes the server forget sooner.
+/// Most cached verdicts. A client that invents more callers only makes the cache forget sooner.
 const MOST: usize = 1024;
 
-/// The SHA-256 of what a verdict is about. Neither tokens nor long lists of groups are kept.
+/// The SHA-256 of a verdict's subject. Neither tokens nor long lists of groups are kept.
 type Key = [u8; 32];
 
 fn key_of(bytes: &[u8]) -> Key {

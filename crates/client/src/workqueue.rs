@@ -10,7 +10,7 @@ use crate::measures::{QueueMetrics, WorkId};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
-/// How fast failing keys may come back.
+/// Limits for the retries of failing keys.
 #[derive(Debug, Clone, Copy)]
 pub struct RateLimits {
     /// Delay after a key's first failure; doubles with each further one.
@@ -156,7 +156,7 @@ impl<T: Clone + Eq + Hash> WorkQueue<T> {
         self.add_after(key, delay);
     }
 
-    /// How often `key` failed since it was last forgotten.
+    /// Number of failures of `key` since it was last forgotten.
     pub fn failures(&self, key: &T) -> u32 {
         self.lock().failures.get(key).copied().unwrap_or(0)
     }
@@ -166,7 +166,7 @@ impl<T: Clone + Eq + Hash> WorkQueue<T> {
         self.lock().failures.remove(key);
     }
 
-    /// How many keys are ready for a worker.
+    /// Number of keys that are ready for a worker.
     pub fn len(&self) -> usize {
         self.lock().queue.len()
     }
@@ -233,7 +233,7 @@ impl<T: Clone + Eq + Hash> WorkQueue<T> {
 }
 
 impl<T: Clone + Eq + Hash> Inner<T> {
-    /// Whether the key became ready by this.
+    /// Adds a key. Returns true if the key is now ready for a worker.
     fn add(&mut self, key: T) -> bool {
         if self.shut_down || !self.dirty.insert(key.clone()) {
             return false;
@@ -290,7 +290,7 @@ impl<T: Clone + Eq + Hash> Inner<T> {
         }
     }
 
-    /// Takes one token, possibly from the future, and says how long until it exists.
+    /// Takes one token, possibly from the future, and returns the time until it exists.
     fn reserve(&mut self, now: Instant, limits: RateLimits) -> Duration {
         let since = self.tokens_at.map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
         self.tokens_at = Some(now);

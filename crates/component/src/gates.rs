@@ -6,7 +6,7 @@ use std::sync::{Arc, LazyLock};
 use crate::metrics::{Family, Gauge, registry};
 use crate::nearest;
 
-/// How far a feature has come.
+/// The maturity of a feature.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
     Alpha,
@@ -56,7 +56,7 @@ static GATES: LazyLock<BTreeMap<&'static str, Gate>> = LazyLock::new(|| {
 /// Gates that are read by our code, so that setting them changes something.
 const READ: &[&str] = &["CPUManagerPolicyAlphaOptions", "CPUManagerPolicyBetaOptions"];
 
-/// A setting of gates that cannot be had.
+/// An invalid setting of gates.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GateError {
     #[error("unrecognized feature gate: {name}{}", did_you_mean(name))]
@@ -95,7 +95,7 @@ impl FeatureGates {
         }
         for (stage, value) in all {
             for gate in GATES.values().filter(|gate| gate.stage == stage) {
-                // A group that is set asks for what there is of it.
+                // A group that is set asks for its known gates.
                 if READ.contains(&gate.name) {
                     gates.set.insert(gate.name, value);
                 }

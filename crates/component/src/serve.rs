@@ -34,10 +34,10 @@ const HANDSHAKE: Duration = Duration::from_secs(10);
 /// No connection is kept longer than this.
 const LONGEST: Duration = Duration::from_secs(600);
 
-/// Why a caller may not have what it asks for.
+/// The reason why a caller is refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Denied {
-    /// The caller did not show who it is, or showed something false.
+    /// The caller has no credentials, or false ones.
     Unauthenticated,
     /// The caller may not; the message says so in upstream's words.
     Forbidden(String),
@@ -45,7 +45,7 @@ pub enum Denied {
     Unavailable(String),
 }
 
-/// Decides who may read a path. The paths that everybody may read never come here.
+/// Decides if a caller may read a path. The paths that everybody may read never come here.
 pub trait Access: Send + Sync {
     /// `token` is the bearer token of the request, `verb` that of a non-resource request (`get`, `post`, …).
     fn check<'a>(

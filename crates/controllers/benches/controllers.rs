@@ -344,7 +344,7 @@ async fn memory() {
 fn processor_time() -> Duration {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
-    // Fields 14 and 15 of the file, in hundredths of a second; the name and what precedes it are cut off.
+    // Fields 14 and 15 of the file, in hundredths of a second; the name and the text before it are cut off.
     let ticks: u64 = fields[11..=12].iter().map(|field| field.parse::<u64>().unwrap()).sum();
     Duration::from_millis(ticks * 10)
 }

@@ -1,4 +1,4 @@
-//! What every controller is given.
+//! The inputs that every controller gets.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,15 +26,16 @@ pub struct Config {
     pub tokens: Option<Arc<TokenSigner>>,
     /// The ranges that pod CIDRs of nodes are cut from; without them nodes get none.
     pub node_cidrs: Option<NodeCidrs>,
-    /// What nodes may be certified as beyond upstream's rules; without it nothing more is approved.
+    /// Rules for approving node certificates beyond upstream's; without them nothing more is approved.
     pub node_certificates: Option<NodeCertificates>,
-    /// How long a node that was Ready may be silent before it is taken for lost.
+    /// Time without a heartbeat after which a Ready node counts as lost.
     pub node_monitor_grace: Duration,
     /// The same for a node that has never reported.
     pub node_startup_grace: Duration,
     /// Finished pods beyond this many are removed, oldest first; 0 keeps all.
     pub terminated_pod_threshold: usize,
-    /// A ServiceCIDR without addresses is let go so long after its deletion: all servers know of it by then.
+    /// A ServiceCIDR without addresses loses its finalizer this long after its deletion: by then all
+    /// servers know of it.
     pub service_range_grace: Duration,
     pub autoscaling: AutoscalingConfig,
     /// Tokens in secrets that nobody used for so long are marked invalid, and deleted after as long again.
@@ -87,14 +88,14 @@ impl Default for Config {
     }
 }
 
-/// Who a controller acts as, with the rights that upstream's bootstrap policy gives them.
+/// The user that a controller acts as, with the rights of upstream's bootstrap policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Identity {
     /// The manager itself: it reads everything and writes events and tokens.
     Manager,
     /// A service account of this name in `kube-system`.
     ServiceAccount(&'static str),
-    /// The API server, for what upstream's server does itself.
+    /// The API server, for controllers that upstream's server runs itself.
     Server,
 }
 
@@ -106,7 +107,7 @@ pub type Clients = Arc<dyn Fn(Identity) -> Client + Send + Sync>;
 pub struct Context {
     /// Acts as the controller.
     pub client: Client,
-    /// Reads as the manager does, who may list and watch everything. For writing there is `client`.
+    /// Reads as the manager, which may list and watch everything. For writing there is `client`.
     pub reader: Client,
     clients: Clients,
     pub informers: Informers,

@@ -5,7 +5,7 @@ use kube::discovery::{ApiCapabilities, ApiResource, Discovery, Scope};
 
 use crate::error::{During, SyncError};
 
-/// A resource in the version the server prefers, and what can be done with it.
+/// A resource in the version the server prefers, and its verbs.
 #[derive(Debug, Clone)]
 pub(crate) struct Served {
     pub(crate) resource: ApiResource,

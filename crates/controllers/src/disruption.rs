@@ -1,4 +1,5 @@
-//! Keeps the status of disruption budgets: how many pods there should be, how many are well, how many may go.
+//! Keeps the status of disruption budgets: the numbers of expected and healthy pods, and of allowed
+//! disruptions.
 
 mod decide;
 mod stale;
@@ -24,7 +25,7 @@ use decide::decide;
 
 const NAME: &str = "disruption-controller";
 
-/// The workloads whose size tells how many pods there should be.
+/// The workloads whose size is the expected number of pods.
 struct Workloads {
     deployments: Informer<Deployment>,
     replica_sets: Informer<ReplicaSet>,
@@ -63,7 +64,7 @@ pub(crate) fn start(context: &Context) {
                 wake(old);
             }
         });
-    // A workload that is resized changes what is expected.
+    // A workload that is resized changes the expected number.
     let kit = resized(kit, &workloads.deployments, &budgets, |d| d.spec.as_ref().and_then(|s| s.replicas));
     let kit = resized(kit, &workloads.replica_sets, &budgets, |r| r.spec.as_ref().and_then(|s| s.replicas));
     let kit = resized(kit, &workloads.stateful_sets, &budgets, |s| s.spec.as_ref().and_then(|s| s.replicas));
@@ -123,7 +124,8 @@ fn controller(metadata: &ObjectMeta) -> Option<&OwnerReference> {
 }
 
 impl Workloads {
-    /// How many pods the workloads of these pods want together. Pods of nobody count as themselves.
+    /// Sum of the replicas that the workloads of these pods want. Pods without a controller count as
+    /// themselves.
     fn expected(&self, pods: &[Arc<Pod>]) -> Result<i32, String> {
         let mut wanted: HashMap<String, i32> = HashMap::new();
         for pod in pods {
@@ -141,7 +143,7 @@ impl Workloads {
         Ok(wanted.values().sum())
     }
 
-    /// The UID and size of what an owner is, or of what owns it.
+    /// The UID and size of an owner, or of its own owner.
     fn size(&self, namespace: &str, owner: &OwnerReference) -> Option<(String, i32)> {
         let key = ObjectKey::new(namespace, owner.name.clone());
         let of = |metadata: &ObjectMeta, replicas: Option<i32>| {
@@ -180,7 +182,7 @@ async fn write(
     let api: Api<PodDisruptionBudget> = Api::namespaced(client.clone(), &key.namespace);
     match api.replace_status(&key.name, &PostParams::default(), budget).await {
         Ok(_) => Ok(None),
-        // What has changed wakes us again.
+        // A change of the object triggers another sync.
         Err(error) if is_not_found(&error) || is_conflict(&error) => Ok(None),
         Err(error) => Err(error).during(|| format!("write the status of budget {key}")),
     }

@@ -14,7 +14,7 @@ pub enum SyncError {
     Other(String),
 }
 
-/// Says what was being done when the API refused.
+/// Adds the attempted action to an error of the API.
 pub(crate) trait During<T> {
     fn during(self, action: impl FnOnce() -> String) -> Result<T, SyncError>;
 }

@@ -26,9 +26,9 @@ const ACCOUNT: &str = "kubernetes.io/service-account.name";
 const ACCOUNT_UID: &str = "kubernetes.io/service-account.uid";
 const LAST_USED: &str = "kubernetes.io/legacy-token-last-used";
 const INVALID_SINCE: &str = "kubernetes.io/legacy-token-invalid-since";
-/// The ConfigMap in which the API server tells since when it notes uses.
+/// The ConfigMap in which the API server publishes since when it notes uses.
 const TRACKING: &str = "kube-apiserver-legacy-service-account-token-tracking";
-/// Each secret is looked at so often: days are all that counts.
+/// Interval between checks of each secret: only days count.
 const INTERVAL: Duration = Duration::from_secs(24 * 60 * 60);
 
 struct Cleaner {

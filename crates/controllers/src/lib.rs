@@ -58,7 +58,7 @@ pub use volume::local_path;
 #[derive(Debug, Clone, Copy)]
 pub struct ControllerEntry {
     pub name: &'static str,
-    /// Who it acts as.
+    /// The user that it acts as.
     pub identity: Identity,
     pub start: fn(&Context),
 }

@@ -1,4 +1,4 @@
-//! Empties a namespace that is being deleted, and then lets it go.
+//! Empties a namespace that is being deleted, and then removes its finalizer.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::error::{During, SyncError};
 
 const NAME: &str = "namespace-controller";
 const FINALIZER: &str = "kubernetes";
-/// How long pods usually take to stop, when they do not say.
+/// Usual time that pods take to stop, if they set none.
 const DEFAULT_GRACE: i64 = 30;
 
 pub(crate) fn is_active(namespace: &Namespace) -> bool {
@@ -37,7 +37,7 @@ pub(crate) fn start(context: &Context) {
                 queue.add(ObjectKey::of(&**change.object()));
             }
         })
-        // The last pod to stop is usually what a namespace waits for.
+        // A namespace usually waits for its last pod to stop.
         .watches(&pods, move |change, queue| {
             if let Change::Deleted(pod) = change {
                 let key = ObjectKey::cluster(pod.metadata.namespace.clone().unwrap_or_default());
@@ -78,21 +78,21 @@ async fn sync(client: &Client, known: &Namespace) -> Result<Option<Duration>, Sy
     if !content.is_empty() {
         return match content.failures.first() {
             Some(failure) => Err(SyncError::Other(failure.clone())),
-            // As upstream: look again after half the longest grace period, and a second.
+            // As upstream: sync again after half the longest grace period, and a second.
             None => Ok(Some(Duration::from_secs(content.estimate.max(0).unsigned_abs() / 2 + 1))),
         };
     }
     finalize(client, namespace).await
 }
 
-/// What deleting everything left behind.
+/// Objects that remain after deleting everything.
 #[derive(Debug, Default)]
 struct Content {
     discovery_failure: Option<String>,
     failures: Vec<String>,
-    /// How many of each resource remain, as `pods.` or `deployments.apps`.
+    /// Number of remaining objects of each resource, as `pods.` or `deployments.apps`.
     remaining: BTreeMap<String, usize>,
-    /// How many of the remaining have each finalizer.
+    /// Number of remaining objects with each finalizer.
     finalizers: BTreeMap<String, usize>,
     /// Longest time the remaining are expected to take, in seconds.
     estimate: i64,
@@ -122,7 +122,8 @@ async fn empty(client: &Client, namespace: &str) -> Content {
             content.failures.push(error.to_string());
         }
     }
-    // Pods go first: what protects or serves them (policies, Services, Secrets) stays until the last has ended.
+    // Pods go first: objects that protect or serve them (policies, Services, Secrets) stay until the last
+    // has ended.
     if !content.remaining.is_empty() {
         return content;
     }

@@ -17,7 +17,7 @@ use crate::history::Revisioned;
 use crate::pods::{self, BY_CONTROLLER, ORPHANS, is_ready, is_terminating};
 
 /// An owner with more pods is woken by a change of one of them after a delay, in which other changes join it: each
-/// sync looks at all pods, so that a sync for every change would take quadratic time.
+/// sync examines all pods, so that a sync for every change would take quadratic time.
 const AT_ONCE: usize = 100;
 /// The delay for each pod of an owner with many.
 const DELAY_PER_POD: Duration = Duration::from_micros(100);
@@ -31,11 +31,11 @@ pub(crate) trait PodOwner: Revisioned {
 
     fn min_ready_seconds(&self) -> i32;
 
-    /// Whether changes of several pods may be acted on together.
+    /// Returns true if one sync may handle changes of several pods together.
     fn joins_changes(&self) -> bool;
 }
 
-/// The owners of one kind, their pods, and the queue of those to look at.
+/// The owners of one kind, their pods, and the queue of owners to sync.
 pub(crate) struct PodOwners<O> {
     pub(crate) owners: Informer<O>,
     pub(crate) pods: Informer<Pod>,

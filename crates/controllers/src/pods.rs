@@ -62,7 +62,7 @@ pub(crate) fn phase(pod: &Pod) -> &str {
     pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default()
 }
 
-/// Whether all containers have ended for good.
+/// Returns true if all containers have ended for good.
 pub(crate) fn is_finished(pod: &Pod) -> bool {
     matches!(phase(pod), "Succeeded" | "Failed")
 }
@@ -71,7 +71,7 @@ pub(crate) fn is_terminating(pod: &Pod) -> bool {
     pod.metadata.deletion_timestamp.is_some()
 }
 
-/// Whether the pod counts towards its owner's replicas.
+/// Returns true if the pod counts towards its owner's replicas.
 pub(crate) fn is_active(pod: &Pod) -> bool {
     !is_finished(pod) && !is_terminating(pod)
 }
@@ -92,7 +92,7 @@ pub(crate) fn ready_since(pod: &Pod) -> Option<Timestamp> {
         .map(|time| time.0)
 }
 
-/// Whether the pod has been ready for `min_ready_seconds`.
+/// Returns true if the pod has been ready for `min_ready_seconds`.
 pub(crate) fn is_available(pod: &Pod, min_ready_seconds: i32, now: Timestamp) -> bool {
     if !is_ready(pod) {
         return false;

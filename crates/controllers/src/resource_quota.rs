@@ -1,4 +1,5 @@
-//! Keeps what quotas say is used true: admission counts what comes, this counts anew what has gone.
+//! Keeps the usage of quotas correct: admission counts new objects, this controller recounts after
+//! deletions.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -32,7 +33,7 @@ struct Monitor {
 }
 
 impl Monitor {
-    /// Whether everything that was written up to `version` is known. Events arrive in the order of writes.
+    /// Returns true if the monitor knows every write up to `version`. Events arrive in the order of writes.
     fn has_seen(&self, version: Option<u64>) -> bool {
         version.is_some_and(|version| self.seen.load(Ordering::Acquire) >= version)
     }
@@ -192,7 +193,7 @@ impl Monitors {
         monitor
     }
 
-    /// What has gone, or has ended, is free for others.
+    /// Triggers a sync when an object has gone or ended: its share of the quota is free for others.
     fn changed(&self, change: &Change<DynamicObject>) {
         let frees = match change {
             Change::Added(_) => false,

@@ -2,7 +2,8 @@
 
 use crate::{CONTROLLERS, Context};
 
-/// Controllers that upstream's API server runs itself: they tell what becomes of objects only the server reads.
+/// Controllers that upstream's API server runs itself: they write statuses of objects that only the server
+/// reads.
 pub const OF_THE_SERVER: &[&str] = &["priority-and-fairness-config-consumer"];
 
 /// Controllers that `*` does not select: upstream starts them only where they are named.

@@ -1,4 +1,4 @@
-//! Keeps tokens of service accounts in secrets, for those who ask for one that way.
+//! Keeps tokens of service accounts in secrets, for users who ask for one that way.
 
 use std::time::Duration;
 
@@ -61,7 +61,7 @@ enum Step {
     Delete(Preconditions),
 }
 
-/// What a secret needs: to be filled, or to go with its account.
+/// Decides if a secret must be filled, or deleted with its account.
 fn decide(
     secret: &Secret,
     account: Option<&ServiceAccount>,
@@ -121,7 +121,7 @@ async fn act(client: &Client, key: &ObjectKey, step: Step) -> Result<Option<Dura
     };
     match result {
         Ok(()) => Ok(None),
-        // What has changed wakes us again.
+        // A change of the object triggers another sync.
         Err(error) if is_not_found(&error) || is_conflict(&error) => Ok(None),
         Err(error) => Err(error).during(|| format!("keep the token in secret {key}")),
     }

@@ -1,4 +1,5 @@
-//! ServiceCIDRs: says that they are ready, and lets those go whose addresses nobody holds any more.
+//! ServiceCIDRs: sets their Ready condition, and removes the finalizer when nobody holds an address any
+//! more.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -22,7 +23,7 @@ const READY: &str = "Kubernetes Service CIDR is ready";
 const IN_USE: &str =
     "There are still IPAddresses referencing the ServiceCIDR, please remove them or create a new ServiceCIDR";
 
-/// What to do about a range.
+/// The action for a range.
 #[derive(Debug, PartialEq, Eq)]
 enum Step {
     Nothing,
@@ -44,13 +45,13 @@ fn cidrs(range: &ServiceCIDR) -> impl Iterator<Item = Cidr> {
     listed.iter().filter_map(|text| Cidr::parse(text))
 }
 
-/// Whether the Ready condition says `status`.
+/// Returns true if the Ready condition has this status.
 fn says(range: &ServiceCIDR, status: &str) -> bool {
     let conditions = range.status.as_ref().and_then(|s| s.conditions.as_deref()).unwrap_or_default();
     conditions.iter().any(|c| c.type_ == "Ready" && c.status == status)
 }
 
-/// Whether addresses would be left without a range if this one went.
+/// Returns true if addresses would be left without a range if this one were deleted.
 fn leaves_orphans(range: &ServiceCIDR, all: &[Arc<ServiceCIDR>], held: &[IpAddr]) -> bool {
     let others: Vec<Cidr> =
         all.iter().filter(|other| name(other) != name(range)).flat_map(|r| cidrs(r)).collect();

@@ -22,7 +22,7 @@ const VOLUME_FINALIZER: &str = "kubernetes.io/pv-protection";
 /// Index of claims and volumes by the classes of attributes they use.
 const BY_CLASS: &str = "attributes class";
 
-/// What to do about an object's finalizer.
+/// The action for an object's finalizer.
 #[derive(Debug, PartialEq, Eq)]
 enum Step {
     Nothing,

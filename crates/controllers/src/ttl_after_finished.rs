@@ -63,7 +63,7 @@ impl TtlController {
     }
 }
 
-/// How long the Job may stay; none if it has no such limit, has not finished or is being deleted.
+/// Remaining lifetime of the Job; `None` if it has no limit, has not finished or is being deleted.
 fn time_left(job: &Job, now: Timestamp) -> Option<Duration> {
     if job.metadata.deletion_timestamp.is_some() {
         return None;

@@ -1,6 +1,6 @@
 use std::fmt;
 
-/// The gRPC codes the kubelet tells apart.
+/// The gRPC codes that the kubelet distinguishes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Code {
     /// The request itself is wrong; repeating it will not help.
@@ -23,7 +23,7 @@ pub enum Code {
     Internal,
 }
 
-/// What a runtime answers when a call fails: a code for the program, a message for the person.
+/// The error of a failed call: a code for the program, a message for the person.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Error {
     pub code: Code,

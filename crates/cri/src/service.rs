@@ -11,7 +11,7 @@ pub type ContainerEvents = BoxStream<'static, ContainerEventResponse>;
 
 /// Sandboxes and containers.
 ///
-/// Every call is idempotent in the way CRI asks: stopping what has stopped and removing what is gone
+/// Every call is idempotent in the way CRI asks: stopping a stopped object and removing a missing one
 /// succeed. Reads never block on a running start, stop or removal of another container.
 #[async_trait]
 pub trait RuntimeService: Send + Sync + 'static {
@@ -40,7 +40,7 @@ pub trait RuntimeService: Send + Sync + 'static {
     ) -> Result<ReopenContainerLogResponse>;
 
     async fn exec_sync(&self, request: ExecSyncRequest) -> Result<ExecSyncResponse>;
-    /// Answers a URL of the runtime's streaming server, good for one connection (SPDY/3.1 or WebSocket).
+    /// Returns a URL of the runtime's streaming server, good for one connection (SPDY/3.1 or WebSocket).
     async fn exec(&self, request: ExecRequest) -> Result<ExecResponse>;
     /// As [`RuntimeService::exec`].
     async fn attach(&self, request: AttachRequest) -> Result<AttachResponse>;
@@ -53,7 +53,7 @@ pub trait RuntimeService: Send + Sync + 'static {
         request: ListContainerStatsRequest,
     ) -> Result<ListContainerStatsResponse>;
 
-    /// What the pod as a whole uses.
+    /// Resource usage of the pod as a whole.
     async fn pod_sandbox_stats(&self, _request: PodSandboxStatsRequest) -> Result<PodSandboxStatsResponse> {
         Err(Error::unimplemented("PodSandboxStats"))
     }
@@ -63,7 +63,7 @@ pub trait RuntimeService: Send + Sync + 'static {
     ) -> Result<ListPodSandboxStatsResponse> {
         Err(Error::unimplemented("ListPodSandboxStats"))
     }
-    /// The names of what [`RuntimeService::list_pod_sandbox_metrics`] answers.
+    /// The names of the metrics of [`RuntimeService::list_pod_sandbox_metrics`].
     async fn list_metric_descriptors(
         &self,
         _request: ListMetricDescriptorsRequest,

@@ -49,7 +49,7 @@ pub async fn within<T>(
     }
 }
 
-/// What a driver's node service can do.
+/// The capabilities of a driver's node service.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NodeCapabilities(BTreeSet<i32>);
 

@@ -21,8 +21,8 @@ impl CallError {
         Self::Refused { code: status.code(), text: status.message().chars().take(TEXT).collect() }
     }
 
-    /// Tells whether the call has certainly ended without effect. As upstream: after any other error the driver may
-    /// still be at work, or may have done it.
+    /// Returns true if the call has certainly ended without effect. As upstream: after any other error the
+    /// driver may still be at work, or may have done it.
     pub fn is_final(&self) -> bool {
         match self {
             Self::Silent { .. } => false,

@@ -16,7 +16,7 @@ use tokio::net::UnixStream;
 use tonic::Streaming;
 use tonic::transport::{Channel, Endpoint};
 
-/// A plugin has so long to be reached and to tell its options, as upstream.
+/// Time limit for connecting to a plugin and reading its options, as upstream.
 const CONNECT: Duration = Duration::from_secs(10);
 /// As upstream.
 const PRE_START: Duration = Duration::from_secs(30);
@@ -42,7 +42,7 @@ pub(crate) fn channel(socket: &Arc<Path>) -> Channel {
     // The address is never resolved: the connector knows where to go.
     Endpoint::from_static("http://localhost")
         .connect_timeout(CONNECT)
-        // What a plugin may send before it is read.
+        // Bytes that a plugin may send before we read them.
         .initial_stream_window_size(1 << 16)
         .initial_connection_window_size(1 << 17)
         .connect_with_connector_lazy(tower::service_fn(move |_: http::Uri| connect(path.to_path_buf())))
@@ -88,14 +88,14 @@ impl DevicePlugin {
         within("GetDevicePluginOptions", CONNECT, client.get_device_plugin_options(Empty {})).await
     }
 
-    /// Asks for the devices. A plugin that never answers holds up only whoever waits here.
+    /// Asks for the devices. A plugin that never answers blocks only this caller.
     pub async fn list_and_watch(&self) -> Result<DeviceUpdates, CallError> {
         let mut client = self.client(MAX_LIST);
         let stream = client.list_and_watch(Empty {}).await.map_err(|status| CallError::of(&status))?;
         Ok(DeviceUpdates(stream.into_inner()))
     }
 
-    /// Answers with what one container needs to use the devices.
+    /// Allocates devices. The response has the settings with which one container uses them.
     pub async fn allocate(&self, devices: Vec<String>) -> Result<AllocateResponse, CallError> {
         let request =
             AllocateRequest { container_requests: vec![ContainerAllocateRequest { devices_ids: devices }] };
@@ -103,7 +103,7 @@ impl DevicePlugin {
         within("Allocate", ALLOCATE, client.allocate(request)).await
     }
 
-    /// Answers which of the available devices the plugin would give.
+    /// Returns the devices that the plugin prefers among the available ones.
     pub async fn preferred(
         &self,
         available: Vec<String>,

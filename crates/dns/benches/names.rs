@@ -1,4 +1,4 @@
-//! How many queries a second one core answers.
+//! Measures the number of queries that one core answers in a second.
 //!
 //! `cargo xtask bench network`, or `cargo bench -p ferrite-dns --bench names -- [SECONDS]`, measures the answer itself, from packet to packet,
 //! and the whole server over UDP on the loopback interface, with clients on other threads.
@@ -63,7 +63,8 @@ fn start(scope: &Scope) -> Dns {
     dns
 }
 
-/// What this thread has used; the server runs on it. A busy machine does not change it much.
+/// Processor time that this thread has used; the server runs on it. Load from other programs changes it
+/// little.
 fn processor_time() -> Duration {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     let nanoseconds = text.split(' ').next().and_then(|first| first.parse().ok()).unwrap_or(0);

@@ -11,7 +11,7 @@ use crate::wire::{Query, Response};
 
 /// TTL of all records of the cluster.
 pub const TTL: u32 = 30;
-/// TTL of the record that tells the version of the specification.
+/// TTL of the record with the version of the specification.
 const VERSION_TTL: u32 = 28_800;
 /// The version of the Kubernetes DNS specification.
 const SCHEMA_VERSION: &str = "1.1.0";
@@ -61,7 +61,7 @@ impl Zone {
     }
 }
 
-/// What the pure part decided.
+/// The decision of the pure part.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Answer {
     Local(Response),
@@ -74,12 +74,12 @@ pub enum Answer {
     Forward,
 }
 
-/// What an answer depends on besides the query.
+/// The inputs of an answer besides the query.
 #[derive(Debug, Clone, Copy)]
 pub struct Context<'a> {
     pub zone: &'a Zone,
     pub index: &'a Index,
-    /// Whether the index holds everything. Until then a name that is not found may exist.
+    /// True if the index is complete. Until then a name that is not found may exist.
     pub synced: bool,
     /// The zone's serial number.
     pub serial: u32,
@@ -148,7 +148,7 @@ impl Context<'_> {
         }
     }
 
-    /// An ExternalName Service. Names of the cluster are followed here, others by who forwards.
+    /// An ExternalName Service. Names of the cluster are followed here, others by the forwarder.
     fn alias(&self, query: &Query, target: &str) -> Answer {
         let mut records = Vec::new();
         let mut owner = query.name.clone();

@@ -12,16 +12,16 @@ use crate::wire::{QuestionFlags, Response};
 /// Replies live at least and at most this long, whatever their TTL.
 const MIN_TTL: u32 = 5;
 const MAX_TTL: u32 = 30;
-/// How long a resolver's failure is remembered.
+/// Seconds for which a resolver's failure is cached.
 const FAILURE_TTL: u32 = 5;
 /// Entries of one half of the cache; CoreDNS has as many.
 const MAX_ENTRIES: usize = 9984;
 /// Bytes of one half of the cache, as the replies were on the wire.
 const MAX_BYTES: usize = 4 << 20;
-/// What an entry takes besides its reply.
+/// Estimated bytes of an entry besides its reply.
 const ENTRY_COST: usize = 256;
 
-/// What a reply is the reply to.
+/// The question that a reply belongs to.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Question {
     /// Lower case.
@@ -37,7 +37,7 @@ pub struct Reply {
     pub ttl: u32,
 }
 
-/// How long a reply may be kept.
+/// The time for which a reply may be cached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lifetime {
     Answer(u32),
@@ -147,7 +147,7 @@ impl Cache {
         half.insert(Arc::new(question), Entry { response, size: size + ENTRY_COST, expires }, now);
     }
 
-    /// How many answers and denials there are.
+    /// Number of cached answers and denials.
     pub fn len(&self) -> (usize, usize) {
         (self.answers.entries.len(), self.denials.entries.len())
     }

@@ -29,7 +29,7 @@ const ROUNDS: usize = 2;
 /// Packets that are no reply to the question before it goes over TCP.
 const MAX_WRONG: usize = 3;
 
-/// How long resolvers have.
+/// Time limits for resolvers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Patience {
     /// For one attempt.
@@ -60,7 +60,7 @@ pub enum ForwardError {
     },
 }
 
-/// What went wrong with one resolver.
+/// The error of one resolver.
 #[derive(Debug, thiserror::Error)]
 pub enum ExchangeError {
     #[error("cannot be reached")]
@@ -124,7 +124,7 @@ impl Forwarder {
         self.cache.lock().unwrap_or_else(PoisonError::into_inner).get(question, Instant::now())
     }
 
-    /// How many answers and denials are cached.
+    /// Number of cached answers and denials.
     pub fn cached_entries(&self) -> (usize, usize) {
         self.cache.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
@@ -136,7 +136,8 @@ impl Forwarder {
         Some(Permit { _total: total, _share: share })
     }
 
-    /// Whether a client's query is the probe that we sent to a resolver: then the resolver asks us.
+    /// Returns true if a client's query is the probe that we sent to a resolver: then the resolver forwards
+    /// to us.
     pub fn is_loop(&self, name: &Name, kind: RecordType) -> bool {
         if kind != RecordType::HINFO {
             return false;
@@ -274,7 +275,7 @@ impl Forwarder {
     }
 }
 
-/// A reply without what is only between us and the resolver.
+/// A reply without the parts that are only between us and the resolver.
 fn response_of(message: Message) -> Response {
     let keep = |mut records: Vec<hickory_proto::rr::Record>| {
         records.retain(|record| !matches!(record.record_type(), RecordType::TSIG | RecordType::SIG));

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Counts what each client holds. The map is as large as what is held.
+/// Counts the slots of each client. The map has an entry for each client with a slot.
 #[derive(Debug)]
 pub struct PerClient {
     most: u32,

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::RecordType;
 
-/// How a query came in.
+/// The transport of a query.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transport {
     Udp,
@@ -38,7 +38,7 @@ const CODES: [(ResponseCode, &str); 6] = [
     (ResponseCode::Refused, "REFUSED"),
 ];
 
-/// What the server has done so far.
+/// The server's counters.
 #[derive(Debug, Default)]
 pub struct Metrics {
     requests: [[[AtomicU64; OTHER + 1]; 2]; 2],

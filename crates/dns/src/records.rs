@@ -12,7 +12,7 @@ use kube::ResourceExt;
 /// The label of an EndpointSlice that names its Service.
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
 
-/// What a name of the zone asks for, after the zone was taken off.
+/// The meaning of a name in the zone, without the zone's suffix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Request<'a> {
     /// The zone itself, `svc` or `pod`: names that exist without a record of their own.
@@ -60,7 +60,7 @@ impl<'a> Request<'a> {
     }
 }
 
-/// What the index has for a name that exists. Both may be empty: the name has no records of any type.
+/// The index's entry for an existing name. Both may be empty: the name has no records of any type.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Found {
     Items(Vec<Item>),
@@ -224,13 +224,14 @@ impl Index {
         self.tidy(&namespace, service);
     }
 
-    /// What a name of the zone stands for.
+    /// Looks up a name of the zone.
     pub fn find(&self, request: Request<'_>) -> Result<Found, NameError> {
         match request {
             Request::Apex => Ok(Found::Items(Vec::new())),
             Request::Invalid => Err(NameError),
             Request::Namespace(name) => self.namespace(name).map(|_| Found::Items(Vec::new())),
-            // As CoreDNS's `pods insecure`: any address in an existing namespace, without a look at the pods.
+            // As CoreDNS's `pods insecure`: any address in an existing namespace, without a check of the
+            // pods.
             Request::Pod { namespace, address } => {
                 self.namespace(namespace)?;
                 let ip = pod_address(address).ok_or(NameError)?;

@@ -61,7 +61,7 @@ impl Upstream {
         self.looping.load(Ordering::Relaxed)
     }
 
-    /// Answers whether this is news.
+    /// Marks the resolver as looping. Returns true if it was not marked before.
     pub fn set_looping(&self) -> bool {
         !self.looping.swap(true, Ordering::Relaxed)
     }

@@ -17,7 +17,7 @@ use crate::forward::{Forwarder, Patience};
 use crate::resolvers::{Resolvers, StubDomain};
 use crate::server::{Listen, Server, Sockets};
 
-/// What a DNS server is told.
+/// Settings of a DNS server.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// The cluster's domain, usually `cluster.local`.
@@ -150,7 +150,7 @@ fn slim_meta(meta: &mut k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMe
     meta.generate_name = None;
 }
 
-/// Informers keep what the index is made from and nothing else.
+/// Informers keep only the fields that the index needs.
 fn slim_service(service: &mut Service) {
     slim_meta(&mut service.metadata);
     service.metadata.labels = None;

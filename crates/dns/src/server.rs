@@ -56,7 +56,7 @@ pub struct Server {
     connections: Arc<Semaphore>,
 }
 
-/// What to do with a packet.
+/// The action for a packet.
 enum Step {
     Drop,
     Reply(Vec<u8>),
@@ -257,7 +257,7 @@ impl Server {
         }
     }
 
-    /// Replies go out in the order in which they are ready; the client tells them apart by their ids.
+    /// Replies go out in the order in which they are ready; the client matches them by their ids.
     async fn serve_connection(&self, mut stream: TcpStream, client: IpAddr) -> io::Result<()> {
         stream.set_nodelay(true)?;
         let mut input = BytesMut::with_capacity(1024);
@@ -374,7 +374,7 @@ pub struct Listen {
     pub address: SocketAddr,
     /// Packets from other interfaces do not reach the socket.
     pub device: Option<String>,
-    /// Ranges of clients; everybody else is ignored. Empty means everybody who can reach the socket.
+    /// Ranges of clients; others are ignored. Empty means every client that can reach the socket.
     pub clients: Vec<Cidr>,
 }
 

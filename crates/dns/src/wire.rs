@@ -38,7 +38,7 @@ impl Query {
         self.edns.is_some_and(|edns| edns.dnssec_ok)
     }
 
-    /// How large a UDP response may be.
+    /// Largest UDP response that the client accepts.
     pub fn udp_limit(&self) -> u16 {
         self.edns.map_or(MIN_UDP, |edns| edns.size.clamp(MIN_UDP, MAX_UDP))
     }
@@ -112,7 +112,7 @@ pub fn parse(packet: &[u8]) -> Result<Query, Rejected> {
         }
         return Err(rejected);
     }
-    // Zone transfers tell everything at once; nobody needs one.
+    // Zone transfers reveal everything at once; nobody needs one.
     if matches!(query.kind, RecordType::AXFR | RecordType::IXFR) {
         return Err(refusal(&query, ResponseCode::Refused));
     }
@@ -132,7 +132,7 @@ fn restore_class(bytes: &mut [u8], name: &Name, class: DNSClass) {
     }
 }
 
-/// A response, but for what it repeats of the query.
+/// A response, without the parts that it repeats from the query.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Response {
     pub code: ResponseCode,
@@ -219,7 +219,7 @@ fn write(query: &Query, response: &Response, additionals: bool, limit: u16) -> V
     bytes
 }
 
-/// Whether a question has an OPT record.
+/// Tells if a question has an OPT record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Extension {
     Edns,
@@ -267,7 +267,7 @@ pub enum BadReply {
     Unreadable,
 }
 
-/// Whether a reply must repeat the letter case of the question.
+/// Tells if a reply must repeat the letter case of the question.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Case {
     Exact,

@@ -263,7 +263,7 @@ async fn dig_understands_the_replies() {
     assert_eq!(txt, "\"1.1.0\"\n");
 }
 
-/// What a resolver does with a question.
+/// A resolver's behaviour for a question.
 #[derive(Debug, Clone, Copy)]
 enum Manner {
     Good,

@@ -1,8 +1,8 @@
 //! Containers for a person at a shell: docker's commands over the embedded runtime, without a cluster.
 //!
 //! [`Engine`] has the operations: typed, without printing, and without a daemon. Records and locks are
-//! files, running containers belong to their supervisors, and what has to happen when one ends is done by a
-//! process the supervisor starts ([`Engine::ended`]). [`cli`] is a thin view of the engine; an HTTP API can
+//! files, running containers belong to their supervisors, and a process that the supervisor starts
+//! ([`Engine::ended`]) does the work after an end. [`cli`] is a thin view of the engine; an HTTP API can
 //! stand beside it.
 
 pub mod cli;

@@ -40,7 +40,7 @@ impl Paths {
         }
     }
 
-    /// What `--data-dir` was.
+    /// The value of `--data-dir`.
     pub fn data_dir(&self) -> &Path {
         &self.data_dir
     }

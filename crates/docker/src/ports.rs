@@ -1,4 +1,4 @@
-//! Published ports: what was asked for and what came of it.
+//! Published ports: the requests and the results.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};

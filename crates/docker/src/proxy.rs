@@ -1,7 +1,7 @@
 //! Published ports: a process that passes connections on to a container.
 //!
-//! Ports are taken by whoever starts the container, before it runs. The process gets them as open
-//! descriptors, ends when it is told, and ends with the container's supervisor.
+//! The process that starts the container opens the ports before it runs. The proxy gets them as open
+//! descriptors. It ends on request, and with the container's supervisor.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
@@ -55,7 +55,7 @@ impl Listener {
     }
 }
 
-/// Starts the process for a container at that address; answers who it is.
+/// Starts the process for a container at that address; returns its identity.
 pub fn spawn(listeners: Vec<Listener>, container: &str, supervisor: i32) -> io::Result<String> {
     let mut command = Command::new("/proc/self/exe");
     command.arg0("ferrite").args(["docker", crate::cli::PROXY, container, &supervisor.to_string()]);
@@ -103,7 +103,7 @@ pub fn main(arguments: &[String]) -> ExitCode {
         let mut tasks = tokio::task::JoinSet::new();
         let room = Arc::new(Semaphore::new(MAX_CONNECTIONS));
         for (fd, protocol, port) in rest {
-            // SAFETY: whoever started us left this descriptor open for us, and named it once.
+            // SAFETY: our parent process left this descriptor open for us, and named it once.
             let socket = unsafe { OwnedFd::from_raw_fd(fd) };
             let (target, room) = (SocketAddr::new(address, port), Arc::clone(&room));
             match protocol {

@@ -1,7 +1,7 @@
-//! What is known about a container, as files in its directory.
+//! The record of a container, as files in its directory.
 //!
-//! `container.json` says what it is and changes only with its name; `state.json` says how it is. Both are
-//! replaced as a whole. Whoever changes a container holds its lock.
+//! `container.json` describes the container and changes only with its name; `state.json` holds its state.
+//! Both are replaced as a whole. A process that changes a container holds its lock.
 
 use std::fs::{self, File};
 use std::io;
@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::ports::{PortBinding, Protocol, PublishedPort};
 use crate::restart::RestartPolicy;
 
-/// What a container is.
+/// The description of a container.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Container {
@@ -39,13 +39,13 @@ pub struct Container {
 pub struct Joined {
     /// The network's id; in a request also its name.
     pub network: String,
-    /// What other members call the container besides its name.
+    /// Further names by which other members find the container.
     pub aliases: Vec<String>,
     /// The address it must have; any when not given.
     pub ip: Option<std::net::Ipv4Addr>,
 }
 
-/// What runs in it: the image's configuration with what the user said instead.
+/// The process of a container: the image's configuration with the user's changes.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Config {
@@ -76,7 +76,7 @@ impl Config {
     }
 }
 
-/// What it has of the host.
+/// The host's resources that a container uses.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct HostConfig {
@@ -123,7 +123,7 @@ pub struct HostConfig {
 }
 
 impl HostConfig {
-    /// Whether the container has a network namespace of its own with networks in it.
+    /// Returns true if the container has a network namespace of its own with networks in it.
     pub fn is_on_networks(&self) -> bool {
         !matches!(self.network.as_str(), "host" | "none") && !self.network.starts_with("container:")
     }
@@ -189,13 +189,13 @@ impl Status {
         }
     }
 
-    /// Whether it has processes.
+    /// Returns true if the container has processes.
     pub fn runs(self) -> bool {
         matches!(self, Self::Running | Self::Paused)
     }
 }
 
-/// How a container is.
+/// The state of a container.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct State {
@@ -286,10 +286,10 @@ impl State {
 /// The code of a container whose end nobody saw, as docker has it.
 pub const LOST: i32 = 255;
 
-/// Held by whoever changes the container; others wait.
+/// Held while changing the container; others wait.
 pub struct Lock(#[expect(dead_code, reason = "held, not looked at")] Flock<File>);
 
-/// Takes a lock file, waiting for whoever has it. Blocks.
+/// Takes a lock file, waiting for its holder. Blocks.
 pub fn lock(path: &Path) -> io::Result<Lock> {
     let file = File::options().create(true).truncate(false).write(true).open(path)?;
     Flock::lock(file, FlockArg::LockExclusive).map(Lock).map_err(|(_, errno)| errno.into())

@@ -1,4 +1,4 @@
-//! Whether a container that has ended starts again.
+//! Decides if a container that has ended starts again.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 pub enum RestartPolicy {
     #[default]
     No,
-    /// After a failure, at most so many times in a row; 0 is without end.
+    /// After a failure, at most `retries` times in a row; 0 is without end.
     OnFailure {
         retries: u32,
     },
@@ -62,7 +62,7 @@ impl std::str::FromStr for RestartPolicy {
     }
 }
 
-/// What is known about an end.
+/// Facts about the end of a container.
 #[derive(Debug, Clone, Copy)]
 pub struct Ended {
     pub code: i32,
@@ -77,10 +77,10 @@ pub struct Ended {
 
 const FIRST_DELAY_MS: u64 = 100;
 const LONGEST_DELAY_MS: u64 = 60_000;
-/// Whoever ran that long starts over with the shortest wait.
+/// A container that ran this long starts over with the shortest wait.
 const STABLE_MS: u64 = 10_000;
 
-/// How long to wait before the next start; `None` when there is none.
+/// Milliseconds until the next start; `None` if there is none.
 pub fn next_start(policy: RestartPolicy, ended: Ended) -> Option<u64> {
     let again = match policy {
         RestartPolicy::No => false,

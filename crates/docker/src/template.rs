@@ -17,7 +17,7 @@ const MAX_TEMPLATE: usize = 64 << 10;
 const MAX_OUTPUT: usize = 64 << 20;
 const MAX_DEPTH: usize = 64;
 
-/// What is wrong with a template, or with what it was applied to.
+/// An error in a template, or in the value that it was applied to.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum TemplateError {
     #[error("Template parsing error: template: :1: {0}")]

@@ -1,5 +1,5 @@
 //! The etcd v3 API, both ways: [`server`] answers it over the embedded store, so that `etcdctl` and other tools
-//! read what is stored; [`client`] makes a store out of a real etcd cluster.
+//! read the stored objects; [`client`] makes a store out of a real etcd cluster.
 
 pub mod client;
 pub mod proto;

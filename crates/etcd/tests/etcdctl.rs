@@ -111,7 +111,7 @@ async fn put_get_and_del() {
     let keys = |out: &str| out.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
     let listed = etcd.ok(&["get", "/a/", "--prefix", "--keys-only"]).await;
     assert_eq!(listed, "/a/1\n\n/a/2\n\n/a/3\n\n");
-    // What is asked for, and the keys in the order of the answer.
+    // The arguments, and the keys in the order of the response.
     let rows: [(&[&str], &[&str]); 8] = [
         (&["/a/", "--prefix", "--limit=2"], &["/a/1", "/a/2"]),
         (&["/a/", "--prefix", "--sort-by=KEY", "--order=DESCEND"], &["/a/3", "/a/2", "/a/1"]),
@@ -255,7 +255,7 @@ async fn snapshots_are_real_databases() {
     etcd.ok(&["snapshot", "save", path]).await;
     let status = etcd.json(&["snapshot", "status", path]).await;
     assert_eq!(status["revision"], 1200);
-    // The keys, and what else the database holds about itself.
+    // The keys, and the other entries of the database about itself.
     assert_eq!(status["totalKey"], 803);
     let restored = etcd.dir.path().join("restored");
     etcd.ok(&["snapshot", "restore", path, "--data-dir", restored.to_str().unwrap()]).await;

@@ -1,4 +1,5 @@
-//! A component in a process of its own: how it reaches the API server, who leads, and the port it answers on.
+//! A component in a process of its own: its connection to the API server, its leader election, and its
+//! port.
 
 use crate::apiserver::BoxError;
 use ferrite_client::{DelegatedAccess, LeaderConfig, LeaderElector, Lifetimes, Scope};
@@ -101,8 +102,8 @@ impl Alone {
         Ok(config)
     }
 
-    /// Answers on the component's own port and works, as the leader where that is asked for, until the process is told
-    /// to stop or the lease is lost.
+    /// Answers on the component's own port and works, as the leader if leader election is on, until a
+    /// signal stops the process or the lease is lost.
     pub async fn run(
         self,
         client: kube::Client,
@@ -163,7 +164,7 @@ impl Alone {
         scope.shutdown().await;
         match failed {
             Some(error) => Err(error),
-            // As upstream: a process that lost its lease starts anew, with nothing left of what it knew.
+            // As upstream: a process that lost its lease starts anew, with none of its state left.
             None if lost => Err("leader election lost".into()),
             None => Ok(()),
         }

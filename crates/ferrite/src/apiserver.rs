@@ -44,7 +44,7 @@ pub struct ServerOptions {
     pub storage: StorageOptions,
     #[command(flatten)]
     pub serving: ServingOptions,
-    /// Who tokens of service accounts are from. Given several times, the first signs and all are accepted.
+    /// The issuer of service account tokens. Given several times, the first signs and all are accepted.
     #[arg(long, default_value = "https://kubernetes.default.svc", value_name = "URL")]
     pub service_account_issuer: Vec<String>,
     /// Let tokens that are mounted into pods live for a year instead of an hour, for clients that never read them again.
@@ -65,7 +65,8 @@ pub struct ServerOptions {
     /// Let bearers of bootstrap tokens in: secrets of type `bootstrap.kubernetes.io/token` in `kube-system`.
     #[arg(long, default_value_t = false, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
     pub enable_bootstrap_token_auth: bool,
-    /// How the addresses of the Service `kubernetes` are kept: every server that lives, or not at all.
+    /// The way to maintain the addresses of the Service `kubernetes`: those of every live server, or not at
+    /// all.
     #[arg(long, value_enum, default_value_t, value_name = "TYPE")]
     pub endpoint_reconciler_type: EndpointReconcilerType,
     #[command(flatten)]
@@ -87,8 +88,9 @@ pub enum EndpointReconcilerType {
 /// Front proxies that authenticate users for the server.
 #[derive(Debug, Clone, clap::Args)]
 pub struct RequestHeaderOptions {
-    /// File with the authority of front proxies' certificates. A client with such a certificate says in headers for
-    /// whom it asks. By default an authority made for this cluster, whose only certificate is the server's own.
+    /// File with the authority of front proxies' certificates. A client with such a certificate names the
+    /// user in headers. By default an authority made for this cluster, whose only certificate is the
+    /// server's own.
     #[arg(long, value_name = "FILE")]
     pub requestheader_client_ca_file: Option<std::path::PathBuf>,
     /// Common names of front proxies' certificates; all of the authority's when empty.
@@ -122,7 +124,8 @@ pub fn read_file(flag: &str, file: &std::path::Path) -> Result<String, BoxError>
 }
 
 impl RequestHeaderOptions {
-    /// How the server shows itself to extension API servers. None if only foreign front proxies are trusted.
+    /// The server's client certificate for extension API servers. None if only foreign front proxies are
+    /// trusted.
     fn proxy_client(&self, pki: &ClusterPki) -> Result<Option<ferrite_pki::Identity>, BoxError> {
         match (&self.proxy_client_cert_file, &self.proxy_client_key_file) {
             (Some(certificate), Some(key)) => Ok(Some(ferrite_pki::Identity {
@@ -275,7 +278,7 @@ pub struct LocalApi {
 }
 
 impl LocalApi {
-    /// The same for what works while it leads: nothing is written after the leadership.
+    /// The same for the clients of a leader: nothing is written after the leadership.
     pub fn fenced(&self, fence: Fence) -> Self {
         Self { guard: Some(Arc::new(move || fence.is_open())), ..self.clone() }
     }
@@ -322,7 +325,7 @@ impl LocalApi {
     }
 }
 
-/// A running API server and what others need to reach it.
+/// A running API server and the access to it for others.
 pub struct ApiServerHandle {
     pub server: Arc<ApiServer>,
     pub pki: ClusterPki,
@@ -343,7 +346,8 @@ pub struct Place {
     pub address: IpAddr,
     /// Where it listens unless the options say it.
     pub listen: Vec<IpAddr>,
-    /// A whole cluster has nobody else's components, so that writers of what nothing acts on are warned.
+    /// A whole cluster has nobody else's components, so that writers of kinds on which nothing acts get a
+    /// warning.
     pub whole: bool,
     /// The cluster's domain, in which the server has a name.
     pub domain: String,
@@ -504,7 +508,7 @@ impl ApiServerHandle {
         Ok(running)
     }
 
-    /// Kubelets ask this server what their callers may do; its own identity is one of them.
+    /// Kubelets ask this server for the rights of their callers; its own identity is one of them.
     async fn let_into_kubelets(&self) -> Result<(), BoxError> {
         let bindings = ferrite_client::Api::all(self.client("system:apiserver", &["system:masters"]));
         let subject = ferrite_json::json!({"kind": "User", "name": KUBELET_CLIENT});
@@ -522,12 +526,12 @@ impl ApiServerHandle {
         LocalApi { server: Arc::clone(&self.server), guard: None }
     }
 
-    /// Whether other servers may use the same store.
+    /// Returns true if other servers may use the same store.
     pub fn is_shared(&self) -> bool {
         self.storage.store.is_remote()
     }
 
-    /// What controllers know of this cluster beyond its API.
+    /// The controllers' settings that are not in the cluster's API.
     pub fn controllers_config(&self) -> Result<ferrite_controllers::Config, BoxError> {
         let issuer = &self.server.config().service_account_issuer;
         let tokens = ferrite_pki::TokenSigner::new(&self.pki.service_account_key()?, issuer)?;

@@ -43,7 +43,8 @@ pub struct AuditOptions {
     /// Version of the events in the audit log.
     #[arg(long, default_value = VERSION, value_name = "VERSION", value_parser = [VERSION])]
     pub audit_log_version: String,
-    /// Who waits for the audit log: a request (blocking), also if the event is lost (blocking-strict), or nobody (batch).
+    /// Mode of the audit log: requests wait for it (blocking), and fail if the event is lost
+    /// (blocking-strict), or do not wait (batch).
     #[arg(long, default_value = "blocking", value_name = "MODE", value_parser = MODES)]
     pub audit_log_mode: String,
     /// Events that may wait for the audit log in mode batch.
@@ -82,7 +83,7 @@ pub struct AuditOptions {
     /// Version of the events that are posted.
     #[arg(long, default_value = VERSION, value_name = "VERSION", value_parser = [VERSION])]
     pub audit_webhook_version: String,
-    /// Who waits for the webhook, as --audit-log-mode.
+    /// Mode of the webhook, as --audit-log-mode.
     #[arg(long, default_value = "batch", value_name = "MODE", value_parser = MODES)]
     pub audit_webhook_mode: String,
     /// Events that may wait for the webhook in mode batch.
@@ -114,7 +115,7 @@ pub struct AuditOptions {
     pub audit_webhook_truncate_max_event_size: usize,
 }
 
-/// What is wrong with the flags or the files that they name.
+/// An error in the flags or in the files that they name.
 #[derive(Debug, thiserror::Error)]
 pub enum AuditOptionsError {
     #[error("invalid audit batch {plugin} {what} {value}, must be a positive number")]
@@ -183,7 +184,7 @@ impl Flags<'_> {
 }
 
 impl AuditOptions {
-    /// What the flags ask for. None if nothing is audited.
+    /// Translates the flags. None if nothing is audited.
     pub async fn read(&self) -> Result<Option<AuditConfig>, AuditOptionsError> {
         let log = self.log()?;
         let webhook = match &self.audit_webhook_config_file {

@@ -27,7 +27,7 @@ pub enum AuthorityError {
     Other(String),
 }
 
-/// What a server does about the authority of its store. Both are hashes.
+/// Checks the authority of a server against that of its store. Both are hashes.
 fn decide(claimed: Option<&str>, own: Option<&str>, dir: &Path) -> Result<(), AuthorityError> {
     match (claimed, own) {
         (Some(claimed), Some(own)) if claimed != own => Err(AuthorityError::Other(dir.display().to_string())),

@@ -71,7 +71,7 @@ impl WantedCertificate {
                         }
                     }
                 }
-                // A token that is void never becomes good, and nobody else tells the user.
+                // An invalid token never becomes valid, and nobody else reports it to the user.
                 Err(kube::Error::Api(status)) if status.code == 401 || status.code == 403 => {
                     return Err(CertificateError::Refused { name: self.name, why: status.message.clone() });
                 }

@@ -27,7 +27,7 @@ use std::time::Duration;
 #[derive(Debug, Parser)]
 #[command(name = "ferrite", version = env!("CARGO_PKG_VERSION"), propagate_version = true, arg_required_else_help = true)]
 pub struct Cli {
-    /// How much to log, as klog counts: 0 quiet, 2 for operators, 4 and more for developers.
+    /// Log verbosity, as klog counts: 0 quiet, 2 for operators, 4 and more for developers.
     #[arg(short = 'v', long = "v", global = true, default_value_t = 0, value_name = "LEVEL")]
     verbosity: u8,
     #[command(subcommand)]
@@ -119,11 +119,12 @@ enum Command {
     KubeControllerManager(Box<KubeControllerManager>),
     /// Run the scheduler alone, against any API server.
     KubeScheduler(Box<KubeScheduler>),
-    /// Explain which node a pod gets and why: who rejects each node, every score, and what would have to change.
+    /// Explain which node a pod gets and why: the plugin that rejects each node, every score, and the
+    /// changes that would help.
     ExplainSchedule(ExplainSchedule),
-    /// Show the life of an object step by step: who did what to it and to its owners, when, and how long it took.
+    /// Show the life of an object step by step: each action on it and on its owners, with time and duration.
     Timeline(Timeline),
-    /// Show what the data path does with a pod, a Service or a name, read back from the kernel.
+    /// Show the data path of a pod, a Service or a name, read back from the kernel.
     Network(NetworkCommand),
     /// Run the container runtime alone, for crictl and for any kubelet.
     Runtime(RuntimeAlone),
@@ -203,7 +204,7 @@ pub fn block_on<T>(task: impl Future<Output = Result<T, BoxError>>) -> Result<T,
     result
 }
 
-/// How long calls that are still under way may take when a command is done.
+/// Time limit of calls that are still in progress when a command is done.
 const LEFT_BEHIND: Duration = Duration::from_secs(5);
 
 /// Waits for SIGINT or SIGTERM.

@@ -82,8 +82,8 @@ pub struct ClusterOptions {
     pub container_runtime_endpoint: Option<String>,
     #[command(flatten)]
     pub cni: CniOptions,
-    /// Who makes control groups: the kubelet and the runtime themselves, or systemd when they ask it to. Another
-    /// runtime's own choice counts, if it tells.
+    /// The maker of cgroups: the kubelet and the runtime themselves, or systemd on their behalf. If another
+    /// runtime reports its own choice, that counts.
     #[arg(long, value_enum, default_value_t, value_name = "DRIVER")]
     pub cgroup_driver: CgroupDriver,
     /// Parts to do without.
@@ -320,7 +320,7 @@ impl Cluster {
         told.ok_or_else(|| format!("{name} never came to be").into())
     }
 
-    /// Opens the door for other `ferrite` commands. They are about our own images: another runtime has its own tools.
+    /// Opens the control socket for other `ferrite` commands. They serve our own images only.
     pub fn listen(&self, paths: &Paths) -> Result<(), BoxError> {
         let Some(embedded) = &self.embedded else { return Ok(()) };
         let control =
@@ -383,7 +383,7 @@ pub async fn start_network(
     Ok(Bridge::open(config).await?)
 }
 
-/// A kubelet may change its own node and pods only. Upstream leaves that to whoever sets a cluster up.
+/// Lets a kubelet change only its own node and pods. Upstream leaves that to the administrator.
 pub fn with_node_restriction(server: &ServerOptions) -> ServerOptions {
     const PLUGIN: &str = "NodeRestriction";
     let mut server = server.clone();

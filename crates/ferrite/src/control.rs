@@ -1,6 +1,6 @@
 //! The running cluster's own interface for `ferrite` commands: HTTP on a unix socket that only root may open.
 //!
-//! Whoever runs the cluster owns its image store, so commands that change images ask that process.
+//! The cluster's process owns its image store, so commands that change images ask that process.
 
 use crate::apiserver::BoxError;
 use crate::paths::Paths;
@@ -33,7 +33,7 @@ pub struct ImageRow {
     pub pinned: bool,
 }
 
-/// What a pull says while it runs, one JSON text per line.
+/// Progress of a pull, one JSON text per line.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum PullLine {
@@ -144,7 +144,7 @@ impl Control {
     }
 }
 
-/// Drives `work` for as long as somebody reads what it says.
+/// Drives `work` for as long as somebody reads its output.
 fn async_stream<T>(
     work: impl Future<Output = ()> + Send + 'static,
     mut next: impl FnMut(&mut std::task::Context<'_>) -> std::task::Poll<Option<T>> + Send + 'static,
@@ -171,7 +171,7 @@ pub fn list(images: &Images) -> Result<Vec<ImageRow>, BoxError> {
     Ok(records.into_iter().map(row).collect())
 }
 
-/// Pulls and says how it goes; the last line is the outcome.
+/// Pulls and reports the progress; the last line is the outcome.
 pub async fn pull(images: &Images, request: &PullRequest, lines: tokio::sync::mpsc::Sender<PullLine>) {
     let said = lines.clone();
     let progress: Progress = Arc::new(move |event| {

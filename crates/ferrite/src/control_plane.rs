@@ -1,7 +1,7 @@
 //! Controllers and scheduler beside an API server.
 //!
-//! On a store of this process nobody else can lead. Elsewhere each of the two works while it holds its lease, and what
-//! it started ends with the lease; the server serves on and takes part in the next election.
+//! On a store of this process nobody else can lead. Elsewhere each of the two works while it holds its
+//! lease, and its tasks end with the lease; the server serves on and takes part in the next election.
 
 use crate::apiserver::{ApiServerHandle, BoxError, LocalApi};
 use crate::paths::Paths;
@@ -19,15 +19,15 @@ const MANAGER: &str = "kube-controller-manager";
 const SCHEDULER: &str = "kube-scheduler";
 const NAMESPACE: &str = "kube-system";
 
-/// What the controller manager runs.
+/// The work of the controller manager.
 #[derive(Clone)]
 pub struct ManagerWork {
     /// With the rules of upstream's `--controllers`.
     pub controllers: Vec<String>,
     pub config: Config,
-    /// Whether there are local volumes.
+    /// True if there are local volumes.
     pub local_storage: bool,
-    /// Whether Services of type LoadBalancer get the nodes' addresses.
+    /// True if Services of type LoadBalancer get the nodes' addresses.
     pub service_lb: bool,
     /// The address of the DNS Service whose endpoints are all nodes; none where one node has the DNS server.
     pub dns: Option<IpAddr>,

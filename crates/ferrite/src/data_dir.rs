@@ -1,6 +1,6 @@
-//! The directory a cluster lives in: a mark that says it is ours, and a lock that says who uses it.
+//! The directory of a cluster: a mark that it is ours, and a lock of the process that uses it.
 //!
-//! `down` runs as root and removes what it finds. It must never remove a directory because somebody named it: the
+//! `down` runs as root and removes files. It must never remove a directory because somebody named it: the
 //! mark is made when a cluster is first started there, only in a directory that holds nothing of anybody else.
 
 use crate::paths::Paths;
@@ -154,13 +154,13 @@ impl DataDirectory {
         Found { dir, path }.lock()
     }
 
-    /// Removes what a cluster made: data, sockets and configuration. Everything else stays, and so do directories that
-    /// hold something else.
+    /// Removes the things that a cluster made: data, sockets and configuration. Everything else stays, and
+    /// so do directories that hold something else.
     pub fn remove(self, paths: &Paths) -> Result<(), DataDirError> {
         remove_known(&paths.run, RUN_NAMES)?;
         remove_known(&paths.config, CONFIG_NAMES)?;
         for name in cluster_names(&self.dir, &self.path)? {
-            // Sockets of the docker view may be below it: what is ours there is gone.
+            // Sockets of the docker view may be below it: our own files there are gone.
             if !(name == "run" || name == "config") {
                 self.remove_entry(&name)?;
             }
@@ -207,7 +207,7 @@ fn refuse_foreign(names: Vec<OsString>, path: &Path) -> Result<(), DataDirError>
     }
 }
 
-/// What is in a directory of another user is that user's word, and nothing to act on as root.
+/// Refuses a directory of another user: root must not act on files that the user controls.
 fn refuse_other_owner(dir: &Dir, name: &str, path: &Path) -> Result<(), DataDirError> {
     let described = if name == "." { dir.stat_self() } else { dir.stat(name) };
     let owner = described.map_err(|source| DataDirError::Io { dir: path.to_owned(), source })?.st_uid;

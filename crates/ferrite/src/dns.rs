@@ -1,4 +1,4 @@
-//! The cluster's DNS server as a part of a cluster: where it listens, whom it answers, and its objects in the API.
+//! The cluster's DNS server as a part of a cluster: its addresses, its clients, and its objects in the API.
 
 use crate::apiserver::{ApiServerHandle, BoxError, CLUSTER_DOMAIN, LocalApi};
 use crate::cluster::{host_of, range_of};
@@ -28,7 +28,7 @@ use tokio::sync::{Notify, Semaphore};
 
 const DNS_PORT: u16 = 53;
 const METRICS_PORT: u16 = 9153;
-/// Who serves DNS in an upstream cluster; others may have granted this account something.
+/// The account of DNS in an upstream cluster; others may have granted it rights.
 const ACCOUNT: &str = "coredns";
 pub const ROLE: &str = "system:coredns";
 const FIELD_MANAGER: &str = "ferrite-dns";
@@ -80,11 +80,11 @@ pub struct ClusterDns {
     /// The name server of pods.
     pub address: IpAddr,
     dns: Arc<Dns>,
-    /// Whether its metrics are served.
+    /// True if its metrics are served.
     metrics: bool,
 }
 
-/// What the DNS server of a node is told.
+/// The settings of a node's DNS server.
 pub struct DnsPlace<'a> {
     /// The domain of the cluster's names.
     pub domain: &'a str,
@@ -314,7 +314,8 @@ where
     }
 }
 
-/// The account, and what it may do. What does not need each other is written together: each write waits for the disk.
+/// Makes the account and its rights. Independent objects are written in parallel: each write waits for the
+/// disk.
 async fn ensure_rights(client: &kube::Client) -> Result<(), kube::Error> {
     let accounts = Api::<ServiceAccount>::namespaced(client.clone(), DNS_NAMESPACE);
     let roles = Api::<ClusterRole>::all(client.clone());

@@ -3,7 +3,8 @@
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-/// Runs the command line if it is docker's: what follows the name has a grammar and exit codes of its own.
+/// Runs the command line if it is docker's: the arguments after the name have a grammar and exit codes of
+/// their own.
 pub fn run(arguments: &[OsString]) -> Option<ExitCode> {
     if arguments.get(1).is_none_or(|name| name != "docker") {
         return None;

@@ -65,7 +65,7 @@ pub async fn run(paths: &Paths, keep_data: bool) -> Result<ExitCode, BoxError> {
         progress.done("kubeconfig", &format!("context {} removed", paths.cluster));
     }
     if keep_data {
-        // Objects, certificates, images and local volumes stay; what described running containers is gone.
+        // Objects, certificates, images and local volumes stay; the records of running containers are gone.
         State::emptied(paths)?;
         directory.remove_volatile(paths)?;
         progress.done("data", &format!("kept in {}", paths.data.display()));
@@ -141,7 +141,7 @@ pub async fn wait_until_gone(pid: i32) -> Result<(), BoxError> {
     }
 }
 
-/// Whether the process ended in time. It is not our child, so a pidfd tells.
+/// Returns true if the process ended in time. It is not our child, so we wait on a pidfd.
 fn wait_for(pid: i32) -> bool {
     // SAFETY: no pointers; a descriptor or an error comes back.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) } as i32;

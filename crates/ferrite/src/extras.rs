@@ -50,7 +50,7 @@ impl ExtraOptions {
         if self.has(Extra::Ingress) { &["ingresses", "ingressclasses"] } else { &[] }
     }
 
-    /// Starts what was asked for. Answers where the ingress controller listens.
+    /// Starts the requested extras. Returns the addresses of the ingress controller.
     pub async fn start(
         &self,
         doors: &[IpAddr],
@@ -72,7 +72,7 @@ impl ExtraOptions {
         if entrances.is_empty() {
             return Err("--enable ingress needs --ingress-http-port or --ingress-https-port".into());
         }
-        // The address that clients are told: the first one that was asked for, else the node's.
+        // The address published to clients: the first one that was asked for, else the node's.
         let named = self.ingress_address.iter().find(|ip| !ip.is_unspecified()).copied();
         let shown = named.unwrap_or(address);
         Box::pin(ensure_objects(api)).await?;
@@ -100,7 +100,7 @@ async fn bind(ip: IpAddr, port: u16) -> Result<TcpListener, BoxError> {
     })
 }
 
-/// The controller's account, its rights and its class. What the user changed since stays as it is.
+/// Makes the controller's account, its rights and its class. Later changes by the user stay.
 async fn ensure_objects(api: &ApiServerHandle) -> Result<(), BoxError> {
     let client = api.client("system:apiserver", &["system:masters"]);
     let accounts = Api::<ServiceAccount>::namespaced(client.clone(), NAMESPACE);
@@ -116,7 +116,8 @@ async fn ensure_objects(api: &ApiServerHandle) -> Result<(), BoxError> {
     Ok(written.map(drop).map_err(|e| format!("cannot set up the ingress controller: {}", message_of(&e)))?)
 }
 
-/// The Secrets that Ingresses name are read with this identity, and with no other; the rest is what it writes.
+/// The Secrets that Ingresses name are read with this identity, and with no other; the other rules are for
+/// its writes.
 fn role() -> Value {
     json!({
         "metadata": {"name": ROLE},

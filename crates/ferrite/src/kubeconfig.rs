@@ -18,7 +18,7 @@ pub enum KubeconfigError {
     Invalid { path: PathBuf, message: String },
 }
 
-/// How the administrator reaches a cluster.
+/// The administrator's access to a cluster.
 pub struct Access<'a> {
     pub server: &'a str,
     pub ca: &'a str,
@@ -84,7 +84,7 @@ fn put(config: &mut Value, list: &str, name: &str, key: &str, value: Value) {
     }
 }
 
-/// Adds a context to the file. Answers the context that was current before.
+/// Adds a context to the file. Returns the context that was current before.
 pub fn install(path: &Path, name: &str, access: &Access<'_>) -> Result<Option<String>, KubeconfigError> {
     let mut config = read(path)?.unwrap_or_else(|| json!({"apiVersion": "v1", "kind": "Config"}));
     let before =

@@ -13,7 +13,7 @@ use k8s_openapi::api::storage::v1::StorageClass;
 const NAMESPACE: &str = "kube-system";
 const ROLE: &str = "ferrite:local-path-provisioner";
 
-/// Makes the provisioner's account and class, and starts it. What the user changed since stays as it is.
+/// Makes the provisioner's account and class, and starts it. Later changes by the user stay.
 pub async fn start(api: &LocalApi, context: &Context) -> Result<(), BoxError> {
     let client = api.client("system:apiserver", &["system:masters"]);
     let accounts = Api::<ServiceAccount>::namespaced(client.clone(), NAMESPACE);
@@ -31,7 +31,7 @@ pub async fn start(api: &LocalApi, context: &Context) -> Result<(), BoxError> {
     Ok(())
 }
 
-/// What the provisioner writes, and no more. It reads through the controllers' informers.
+/// The provisioner's write rights, and no more. It reads through the controllers' informers.
 fn role() -> Value {
     json!({
         "metadata": {"name": ROLE},

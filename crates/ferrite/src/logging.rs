@@ -8,8 +8,8 @@ use tracing::level_filters::LevelFilter;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::prelude::*;
 
-/// `-v` as klog's: 0 tells warnings and errors, 2 what an operator wants to know, 4 and more what a developer
-/// does. Libraries speak one level later than we do.
+/// `-v` as klog's: 0 logs warnings and errors, 2 messages for operators, 4 and more messages for
+/// developers. Libraries log one level later than we do.
 pub fn start(verbosity: u8) {
     let (ours, theirs) = match verbosity {
         0 => (LevelFilter::WARN, LevelFilter::ERROR),
@@ -18,7 +18,7 @@ pub fn start(verbosity: u8) {
         6..=9 => (LevelFilter::TRACE, LevelFilter::DEBUG),
         _ => (LevelFilter::TRACE, LevelFilter::TRACE),
     };
-    // Whether a link exists is found out by asking for it: its absence is no news.
+    // We check for a link by asking for it: its absence is no news.
     let netlink = theirs.min(LevelFilter::ERROR);
     let filter = Targets::new()
         .with_default(theirs)

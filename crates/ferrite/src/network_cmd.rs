@@ -1,4 +1,4 @@
-//! `ferrite network`: what the data path does with a pod, a Service or a name, read back from the kernel.
+//! `ferrite network`: the data path of a pod, a Service or a name, read back from the kernel.
 
 use crate::apiserver::BoxError;
 use crate::cli::DataDir;
@@ -25,10 +25,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// How long the cluster's name server may take.
+/// Time limit of the cluster's name server.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Show what the data path does with a pod, a Service or a name, and why.
+/// Show the data path of a pod, a Service or a name, and the reasons.
 #[derive(Debug, clap::Args)]
 pub struct NetworkCommand {
     #[command(flatten)]
@@ -229,7 +229,7 @@ fn addresses_of(service: &Service) -> Vec<IpAddr> {
     own.chain(balancers).filter_map(|text| text.parse().ok()).collect()
 }
 
-/// Which policies judge a pod, and whether the kernel agrees.
+/// The policies of a pod, and a comparison with the kernel's table.
 fn policy_lines(facts: &PodFacts, policies: &[Policy], seen: Option<&PodView>, table: &str) -> String {
     let mut out = String::new();
     for direction in Direction::BOTH {

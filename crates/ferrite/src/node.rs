@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Who makes control groups.
+/// The maker of cgroups.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum CgroupDriver {
     #[default]
@@ -36,7 +36,7 @@ impl From<CgroupDriver> for ferrite_cri::v1::CgroupDriver {
     }
 }
 
-/// How pods get their network from plugins.
+/// Options for pod networks by plugins.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct CniOptions {
     /// Give pods a network by CNI plugins instead of the built-in one: directory of their configurations, such as
@@ -51,7 +51,7 @@ pub struct CniOptions {
 impl CniOptions {
     /// The network of plugins, if pods are to have one. Its plugins are asked for their status until the scope ends.
     pub fn network(&self, paths: &Paths, scope: &Scope) -> Option<Arc<CniNetwork>> {
-        /// The specification has no way to tell of a change.
+        /// Interval between checks: the specification has no event for a change.
         const STATUS_PERIOD: Duration = Duration::from_secs(10);
         let config = CniConfig {
             configurations: self.cni_conf_dir.clone()?,
@@ -73,8 +73,8 @@ impl CniOptions {
     }
 }
 
-/// Takes back what networks gave to pods that are gone: a process that is killed between the pod's end and the network's
-/// leaves it behind. Before the first pod comes.
+/// Releases network resources of pods that are gone: a process that is killed between the pod's end and the
+/// network's leaves them behind. Before the first pod comes.
 pub async fn collect_garbage(runtime: &Runtime, plugins: Option<&CniNetwork>, bridge: Option<&Bridge>) {
     let collected = async {
         let listed =
@@ -93,7 +93,7 @@ pub async fn collect_garbage(runtime: &Runtime, plugins: Option<&CniNetwork>, br
     }
 }
 
-/// The parts of a node that also exist without one running: what `down` removes.
+/// The parts of a node that also exist without one running: `down` removes them.
 pub struct NodeParts;
 
 impl NodeParts {
@@ -156,7 +156,7 @@ async fn add_tools_image(images: &Images) -> Result<(), BoxError> {
     Ok(())
 }
 
-/// What the parts of a node are told of it and of its cluster.
+/// The facts about a node and its cluster for the node's parts.
 pub struct NodePlace<'a> {
     pub name: &'a str,
     pub ips: Addresses,
@@ -222,13 +222,13 @@ pub async fn start_policies(
     Ok(())
 }
 
-/// What the kubelet runs pods with.
+/// The services with which the kubelet runs pods.
 pub struct Services {
     pub runtime: Arc<dyn RuntimeService>,
     pub images: Arc<dyn ImageService>,
 }
 
-/// How the kubelet of the node works.
+/// Settings of the node's kubelet.
 pub struct KubeletOptions {
     /// Where its own port is.
     pub address: SocketAddr,

@@ -105,7 +105,7 @@ impl Paths {
         self.config.join("registries.yaml")
     }
 
-    /// Who runs the cluster and how it was started.
+    /// The file with the cluster's process and start options.
     pub fn state(&self) -> PathBuf {
         self.data.join("cluster.json")
     }

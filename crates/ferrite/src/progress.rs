@@ -1,9 +1,9 @@
-//! What a person sees while something takes its time.
+//! Progress messages for a person who waits.
 
 use std::io::{IsTerminal, Write};
 use std::time::Instant;
 
-/// Steps, one line each, told when they are done.
+/// Steps, one line each, printed when they are done.
 pub struct Progress {
     started: Instant,
     terminal: bool,
@@ -26,7 +26,7 @@ impl Progress {
 
     pub fn line(&self, text: &str) {
         let mut out = std::io::stdout().lock();
-        // Nobody to tell is no reason to stop.
+        // A closed output is no reason to stop.
         let _ = writeln!(out, "{text}").and_then(|()| out.flush());
     }
 }

@@ -22,7 +22,7 @@ pub struct RuntimeAlone {
     /// Registries (host or host:port) to talk to without TLS; loopback addresses always are.
     #[arg(long, value_name = "REGISTRY")]
     insecure_registry: Vec<String>,
-    /// Who kubelets are told makes control groups: themselves, or systemd when they ask it to.
+    /// The cgroup driver reported to kubelets: themselves, or systemd on their behalf.
     #[arg(long, value_enum, default_value_t, value_name = "DRIVER")]
     cgroup_driver: CgroupDriver,
 }

@@ -33,7 +33,7 @@ pub struct ServerPlace {
     advertise_address: Option<IpAddr>,
 }
 
-/// What agents that join a server are told.
+/// The settings for agents that join a server.
 #[derive(Debug, Clone, Args)]
 pub struct AgentSettings {
     /// Addresses of all pods: a range, or one of each family, the primary one first. Each node gets a /24 of IPv4 and a
@@ -51,7 +51,7 @@ pub struct AgentSettings {
     disable: Vec<Part>,
     #[command(flatten)]
     extras: ExtraOptions,
-    /// How long certificates of nodes last, and others that the cluster signs, at most.
+    /// Longest lifetime of certificates that the cluster signs, those of nodes included.
     #[arg(long, default_value = "8760h0m0s", value_name = "DURATION")]
     cluster_signing_duration: GoDuration,
     #[command(flatten)]
@@ -59,7 +59,7 @@ pub struct AgentSettings {
 }
 
 impl ServerPlace {
-    /// Serves until told to stop. A whole control plane has a scheduler, and agents may join it.
+    /// Serves until a signal to stop. A whole control plane has a scheduler, and agents may join it.
     pub async fn serve(
         self,
         controllers: &[String],
@@ -169,7 +169,7 @@ impl AgentSettings {
         address.filter(reached).filter(|_| !self.no_dns)
     }
 
-    /// Publishes what agents need, and follows them. Answers what routes are to be removed at the end.
+    /// Publishes the settings for agents, and follows them. Returns the routes to remove at the end.
     async fn start(
         &self,
         paths: &Paths,

@@ -1,4 +1,4 @@
-//! How the API server takes requests in and how it ends: upstream's flags.
+//! The API server's limits for requests and its shutdown: upstream's flags.
 
 use ferrite_apiserver::{ConnectionLimits, Serving, go_duration};
 use std::time::Duration;
@@ -21,7 +21,7 @@ pub struct ServingOptions {
     /// Seconds after which watches without a timeout of their own may end.
     #[arg(long, default_value_t = 1800, value_name = "SECONDS")]
     pub min_request_timeout: u64,
-    /// How often a request on HTTP/2 makes its client connect anew: 0 is never, 0.02 is the most.
+    /// Chance that a request on HTTP/2 makes its client connect anew: 0 is never, 0.02 is the most.
     #[arg(long, default_value_t = 0.0, value_name = "CHANCE", value_parser = parse_chance)]
     pub goaway_chance: f64,
     /// Requests served at once on one connection of HTTP/2; 0 is the default, 100.
@@ -30,7 +30,7 @@ pub struct ServingOptions {
     /// Answer below /debug/pprof/.
     #[arg(long, default_value_t = false, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
     pub profiling: bool,
-    /// How long to serve on after saying that the server is not ready any more.
+    /// Time to serve on after the server reports that it is not ready any more.
     #[arg(long, default_value = "0s", value_name = "DURATION", value_parser = go_duration)]
     pub shutdown_delay_duration: Duration,
 }

@@ -11,7 +11,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Options of `ferrite kube-apiserver` alone. Without them the server makes what it needs in its data directory.
+/// Options of `ferrite kube-apiserver` alone. Without them the server makes its keys and certificates in
+/// its data directory.
 #[derive(Debug, Clone, clap::Args)]
 pub struct StandaloneOptions {
     /// File with the certificate that clients see, and the certificates that lead to its authority.
@@ -145,8 +146,8 @@ impl Default for StandaloneOptions {
     }
 }
 
-/// Flags that installations give and that ask for what this server does anyway. A value that asks for anything else is
-/// refused.
+/// Flags that installations give and that ask for this server's fixed behaviour. A value that asks for
+/// anything else is refused.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct AcceptedOptions {
     /// Privileged containers are allowed; Pod Security admission restricts them.

@@ -1,4 +1,4 @@
-//! What is known about a cluster on this machine: who runs it and how it was started.
+//! The state of a cluster on this machine: its process and its start options.
 
 use crate::apiserver::BoxError;
 use crate::paths::Paths;
@@ -77,7 +77,7 @@ impl State {
         }
     }
 
-    /// Remembers which file has our context, and what was current before the first start.
+    /// Remembers the file with our context, and the context that was current before the first start.
     pub fn remember_kubeconfig(&mut self, paths: &Paths, file: PathBuf, before: Option<String>) {
         let earlier = Self::load(paths).filter(|s| s.kubeconfig.as_ref() == Some(&file));
         self.previous_context = before.or_else(|| earlier.and_then(|s| s.previous_context));
@@ -133,7 +133,7 @@ fn stat(pid: i32) -> Option<String> {
     stat.rsplit_once(')').map(|(_, rest)| rest.to_owned())
 }
 
-/// Whether the process was stopped by a signal.
+/// Returns true if a signal has stopped (suspended) the process.
 pub fn is_stopped(pid: i32) -> bool {
     stat(pid).is_some_and(|fields| fields.split_whitespace().next() == Some("T"))
 }

@@ -49,7 +49,7 @@ pub struct StorageOptions {
     pub etcd_listen: Option<SocketAddr>,
 }
 
-/// The store, and what serves it to etcd's tools.
+/// The store, and its service for etcd's tools.
 #[derive(Debug)]
 pub struct Storage {
     pub store: Arc<Store>,
@@ -129,8 +129,8 @@ impl Storage {
     }
 }
 
-/// Certificates of an authority of their own, as upstream has it: whoever may speak to the store reads and writes
-/// everything, which no certificate for the API server's clients may be good for.
+/// Certificates of an authority of their own, as upstream: a client of the store reads and writes
+/// everything, which no certificate of the API server's clients may allow.
 fn tls(paths: &Paths, listen: IpAddr, node_address: IpAddr) -> Result<rustls::ServerConfig, BoxError> {
     let pki = ClusterPki::open(&paths.etcd_pki())?;
     let mut names = vec!["localhost".to_owned(), Ipv4Addr::LOCALHOST.to_string()];

@@ -17,7 +17,7 @@ pub enum StoreCommand {
         #[command(flatten)]
         data: DataDir,
     },
-    /// Drop what is damaged at the end of the last log, so that the store opens without it. The log is kept aside. The
+    /// Drop the damaged end of the last log, so that the store opens without it. The log is kept aside. The
     /// cluster must be stopped.
     Repair {
         #[command(flatten)]
@@ -28,7 +28,7 @@ pub enum StoreCommand {
         #[command(flatten)]
         data: DataDir,
     },
-    /// Show how many keys there are, of which kinds, and what they take on disk.
+    /// Show the number of keys, by kind, and their size on disk.
     Stats {
         #[command(flatten)]
         data: DataDir,
@@ -52,7 +52,7 @@ pub enum SnapshotCommand {
         /// Move a store that exists out of the way instead of refusing.
         #[arg(long)]
         replace: bool,
-        /// How far to move the revision on, so that clients that have seen a later state list anew.
+        /// Number of revisions to skip, so that clients that have seen a later state list anew.
         #[arg(long, default_value_t = 1_000_000, value_name = "REVISIONS")]
         skip_revisions: u64,
     },
@@ -188,7 +188,7 @@ const RUNNING: &str = "the cluster is running; stop it first";
 
 /// Makes the new store beside the old one and lets them change places at once: at no moment is there none.
 fn restore_in_place_of(store: &Path, file: &Path, skip_revisions: u64) -> Result<ExitCode, BoxError> {
-    // Held until the end, so that nobody begins to use what is about to be moved.
+    // Held until the end, so that nobody begins to use files that are about to be moved.
     let held = match Store::open(store, LogOptions::default(), HistoryLimits::default()) {
         Ok(held) => Some(held),
         Err(OpenError::Held { .. }) => return Err(RUNNING.into()),

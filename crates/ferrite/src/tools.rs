@@ -1,4 +1,4 @@
-//! Small programs for pods: what the built-in image `ferrite.local/tools` runs.
+//! Small programs for pods: the commands of the built-in image `ferrite.local/tools`.
 
 use crate::apiserver::BoxError;
 use bytes::Bytes;
@@ -26,9 +26,10 @@ pub struct Tools {
 
 #[derive(Debug, Subcommand)]
 enum Tool {
-    /// Serve HTTP: `/` says who answers, `/healthz` is ok, `/echo` returns the request, `/exit?code=N` ends.
+    /// Serve HTTP: `/` returns the host name, `/healthz` is ok, `/echo` returns the request, `/exit?code=N`
+    /// ends.
     Http(HttpArgs),
-    /// Do nothing until told to stop, or for a number of seconds.
+    /// Do nothing until a signal, or for a number of seconds.
     Sleep {
         /// Seconds; without it, for ever.
         seconds: Option<f64>,
@@ -74,9 +75,9 @@ enum Tool {
         #[arg(default_value_t = 64)]
         mebibytes: usize,
     },
-    /// Keep one processor busy until told to stop.
+    /// Keep one processor busy until a signal.
     Spin,
-    /// Print a numbered line every so many milliseconds.
+    /// Print a numbered line at this interval in milliseconds.
     Tick {
         #[arg(default_value_t = 1000)]
         milliseconds: u64,
@@ -90,7 +91,7 @@ enum Tool {
 struct HttpArgs {
     #[arg(long, default_value_t = 8080)]
     port: u16,
-    /// What `/` answers besides the host name.
+    /// Text that `/` answers besides the host name.
     #[arg(long, default_value = "ferrite")]
     text: String,
     /// Not ready (503 on /readyz) until this file exists.
@@ -204,7 +205,7 @@ fn dns(name: &str) -> Result<ExitCode, BoxError> {
 fn eat(mebibytes: usize) {
     let mut kept: Vec<Vec<u8>> = Vec::new();
     for number in 0..mebibytes {
-        // Written, not only reserved: the kernel counts what was touched.
+        // Written, not only reserved: the kernel counts touched pages.
         kept.push(vec![u8::try_from(number % 251).unwrap_or(1).max(1); 1 << 20]);
     }
     println!("holding {} MiB", kept.len());

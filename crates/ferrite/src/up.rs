@@ -95,7 +95,7 @@ impl Up {
     }
 }
 
-/// What to type next, exactly.
+/// The next commands to type, exactly.
 fn next_steps(paths: &Paths, state: &State) -> String {
     let mut text = String::from("\nThe cluster is up. Try:\n\n");
     if state.kubeconfig.is_none() {
@@ -120,7 +120,7 @@ pub fn quoted(path: &Path) -> String {
     if text.chars().all(plain) { text } else { format!("'{}'", text.replace('\'', "'\\''")) }
 }
 
-/// What must hold before anything is made.
+/// Checks the machine before anything is made.
 pub fn check_machine() -> Result<(), BoxError> {
     if !nix::unistd::geteuid().is_root() {
         return Err("running containers needs root: try `sudo ferrite up`".into());
@@ -149,7 +149,7 @@ pub fn create_private(paths: &Paths) -> Result<(), BoxError> {
     Ok(())
 }
 
-/// Starts the same command in a session of its own and shows what it says until it is ready.
+/// Starts the same command in a session of its own and shows its output until it is ready.
 fn detach(paths: &Paths) -> Result<ExitCode, BoxError> {
     // The log is in it. The process in the background claims the directory again and keeps it.
     drop(DataDirectory::claim(paths)?);
@@ -185,7 +185,7 @@ fn detach(paths: &Paths) -> Result<ExitCode, BoxError> {
     }
 }
 
-/// Lets go of the terminal's pipe, which tells the waiting process that we are ready.
+/// Closes the terminal's pipe, which signals to the waiting process that we are ready.
 fn forget_terminal() -> Result<(), BoxError> {
     let null = OpenOptions::new().read(true).write(true).open("/dev/null")?;
     nix::unistd::dup2_stdout(&null)?;

@@ -15,11 +15,11 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::runtime::{Builder, Handle, Runtime};
 
-/// How often the watchdog looks.
+/// Interval between the watchdog's checks.
 const TICK: Duration = Duration::from_secs(1);
 /// A worker that does nothing else for so long is stuck.
 const LIMIT: Duration = Duration::from_secs(10);
-/// How long the process may take to end after a signal. `ferrite down` waits longer before it kills.
+/// Time limit for the process to end after a signal. `ferrite down` waits longer before it kills.
 const ENDING: Duration = Duration::from_secs(15);
 
 /// Set when a signal has asked the process to end.
@@ -38,7 +38,7 @@ pub fn bound_ending() -> std::io::Result<()> {
 #[derive(Debug)]
 struct Worker {
     thread: i32,
-    /// How often it became active.
+    /// Number of times it became active.
     active: AtomicU64,
     parked: AtomicBool,
 }
@@ -58,7 +58,7 @@ thread_local! {
 }
 
 impl Workers {
-    /// Builds a runtime with so many workers that report.
+    /// Builds a runtime with `count` workers that report.
     pub fn build(&self, builder: &mut Builder, count: usize) -> std::io::Result<Runtime> {
         let known = self.clone();
         builder.worker_threads(count);
@@ -72,7 +72,7 @@ impl Workers {
         });
         let runtime = builder.build()?;
         // The threads for blocking calls start in the same way, but only when the runtime is given something to
-        // do: until then whoever joins is a worker.
+        // do: until then every thread that joins is a worker.
         let joining = self.0.workers.lock().unwrap_or_else(PoisonError::into_inner);
         drop(self.0.joined.wait_while(joining, |workers| workers.len() < count));
         Ok(runtime)
@@ -103,7 +103,7 @@ fn own(note: impl FnOnce(&Worker)) {
     });
 }
 
-/// What was seen of a worker at one moment.
+/// A worker's state at one moment.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Look {
     active: u64,
@@ -112,18 +112,18 @@ struct Look {
     used: Duration,
 }
 
-/// What is known of a worker over time.
+/// A worker's state over time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Watched {
     last: Look,
-    /// How long it has been active without a pause.
+    /// Time that it has been active without a pause.
     busy: Duration,
-    /// How much processor time it used in that time.
+    /// Processor time that it used in that time.
     used: Duration,
     told: bool,
 }
 
-/// What a look shows.
+/// The result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Finding {
     Nothing,
@@ -134,7 +134,7 @@ enum Finding {
 }
 
 impl Watched {
-    /// Takes one more look into account, `passed` after the last.
+    /// Takes one more check into account, `passed` after the last.
     fn after(self, look: Look, passed: Duration, limit: Duration) -> (Self, Finding) {
         if look.parked || look.active != self.last.active {
             let finding = if self.told { Finding::GoesOn(self.busy) } else { Finding::Nothing };
@@ -170,7 +170,7 @@ pub fn watch(workers: Workers, handle: Handle) -> std::io::Result<Watch> {
     start(workers, handle, times, |report| tracing::error!("{report}"))
 }
 
-/// How patient the watchdog is.
+/// The watchdog's time limits.
 #[derive(Debug, Clone, Copy)]
 struct Times {
     tick: Duration,
@@ -238,7 +238,7 @@ impl Ping {
         Self { handle, answered: Arc::default(), sent: 0, since: Instant::now(), told: false }
     }
 
-    /// How long the last question has been waiting, once, when that is longer than `limit`.
+    /// Returns, once, the time that the last question has been waiting, if it is longer than `limit`.
     fn unanswered(&mut self, limit: Duration) -> Option<Duration> {
         if self.answered.load(Ordering::Relaxed) == self.sent {
             (self.sent, self.since, self.told) = (self.sent + 1, Instant::now(), false);
@@ -258,7 +258,7 @@ impl Ping {
     }
 }
 
-/// What the watchdog says.
+/// A message of the watchdog.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Report {
     Stuck(Duration, Place),

@@ -1,7 +1,7 @@
-//! What an attacker can hand us, one target for each way in.
+//! Fuzz targets, one for each kind of input that an attacker can send.
 //!
 //! A target takes any bytes and must come back: no panic, no endless loop, no memory out of proportion. Most
-//! also check a law of their format, such as "what was read and written reads the same again".
+//! also check a law of their format, such as "reading, writing and reading again gives the same value".
 
 mod documents;
 mod expressions;

@@ -1,7 +1,7 @@
 //! One binary for all targets: `FERRITE_FUZZ` names the target.
 //!
-//! Built by `cargo xtask fuzz` it is a coverage-guided fuzzer; built plainly it runs the target once on each
-//! file named, which is how a finding is looked at in a debugger.
+//! Built by `cargo xtask fuzz` it is a coverage-guided fuzzer; built plainly it runs the target once on
+//! each given file, for example to debug a finding.
 
 #![cfg_attr(fuzzing, no_main)]
 

@@ -1,4 +1,4 @@
-//! What reaches a node, or comes from one: streams, layers, image names, pages, DNS packets.
+//! Targets for inputs of nodes: streams, layers, image names, pages, DNS packets.
 
 use crate::Target;
 use ferrite_apiserver::fuzzing::page;

@@ -1,4 +1,4 @@
-//! Every target on its seeds, cut short and damaged in every place: what a fuzzer tries first.
+//! Every target on its seeds, cut short and damaged in every place: the first attempts of a fuzzer.
 
 use ferrite_fuzz::{TARGETS, Target};
 use std::fs;

@@ -64,8 +64,8 @@ impl Dir {
         File::open(by_descriptor(&self.regular(relative(path.as_ref())?)?))
     }
 
-    /// Finds the regular file at `path`. A FIFO blocks on open and a device acts on it, so this only looks; the caller
-    /// opens what was looked at.
+    /// Finds the regular file at `path`. A FIFO blocks on open and a device acts on it, so this only gets a
+    /// handle (`O_PATH`); the caller opens the file through it.
     fn regular(&self, path: &Path) -> io::Result<OwnedFd> {
         let found = self.resolve(path, OFlag::O_PATH)?;
         require_regular(&found, path)?;
@@ -79,13 +79,13 @@ impl Dir {
         Ok(data)
     }
 
-    /// Writes `data` to the regular file `name`, which must exist, in place of what it held.
+    /// Writes `data` to the regular file `name`, which must exist, in place of its content.
     pub fn write_file(&self, name: impl AsRef<OsStr>, data: &[u8]) -> io::Result<()> {
         let found = self.regular(Path::new(plain(name.as_ref())?))?;
         File::options().write(true).truncate(true).open(by_descriptor(&found))?.write_all(data)
     }
 
-    /// Describes `name` itself, not what a link points at.
+    /// Describes `name` itself, not the target of a link.
     pub fn stat(&self, name: impl AsRef<OsStr>) -> io::Result<FileStat> {
         Ok(fstatat(self.0.as_fd(), plain(name.as_ref())?, AtFlags::AT_SYMLINK_NOFOLLOW)?)
     }
@@ -95,7 +95,7 @@ impl Dir {
         Ok(fstat(&self.0)?)
     }
 
-    /// Describes what is at `path` beneath this directory; a link on the way to it is an error.
+    /// Describes the entry at `path` beneath this directory; a link on the way to it is an error.
     pub fn stat_path(&self, path: impl AsRef<Path>) -> io::Result<FileStat> {
         let path = relative(path.as_ref())?;
         // Opened with O_NOFOLLOW, a link itself is described; RESOLVE_NO_SYMLINKS would refuse it.
@@ -122,7 +122,7 @@ impl Dir {
         Ok(symlinkat(target.as_ref(), self.0.as_fd(), plain(name.as_ref())?)?)
     }
 
-    /// Renames within this directory, replacing what is at `to`.
+    /// Renames within this directory, replacing the entry at `to`.
     pub fn rename(&self, from: impl AsRef<OsStr>, to: impl AsRef<OsStr>) -> io::Result<()> {
         let (from, to) = (plain(from.as_ref())?, plain(to.as_ref())?);
         Ok(renameat2(self.0.as_fd(), from, self.0.as_fd(), to, RenameFlags::empty())?)
@@ -259,7 +259,7 @@ fn confined(flags: OFlag) -> OpenHow {
     )
 }
 
-/// A path by which this process opens again what `fd` refers to.
+/// A path by which this process opens the file of `fd` again.
 pub(crate) fn by_descriptor(fd: &OwnedFd) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", fd.as_raw_fd()))
 }

@@ -1,4 +1,4 @@
-//! The mount table, and unmounting what lies below a directory.
+//! The mount table, and unmounting everything below a directory.
 
 use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
@@ -19,14 +19,14 @@ pub fn below(dir: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Tells whether something is mounted at exactly `dir`.
+/// Returns true if something is mounted at exactly `dir`.
 pub fn is_mount_point(dir: &Path) -> io::Result<bool> {
     let Ok(canonical) = std::fs::canonicalize(dir) else { return Ok(false) };
     Ok(below(dir)?.contains(&canonical))
 }
 
-/// Tells whether something is mounted at exactly `point`, without asking what is mounted there: a file system that does not
-/// answer holds up nobody. The directory of `point` must be on the host's own file systems.
+/// Returns true if something is mounted at exactly `point`, without asking the mounted file system: one
+/// that does not answer blocks nobody. The directory of `point` must be on the host's own file systems.
 pub fn is_mounted_at(point: &Path) -> io::Result<bool> {
     let (Some(parent), Some(name)) = (point.parent(), point.file_name()) else { return Ok(false) };
     let parent = match std::fs::canonicalize(parent) {

@@ -84,7 +84,7 @@ impl Level {
 }
 
 impl Removal {
-    /// Removes what it can below the root, depth first.
+    /// Removes as much as possible below the root, depth first.
     fn pass(&mut self) -> io::Result<()> {
         let top = Dir::from_descriptor(&self.root)?;
         let mut levels = vec![Level::new(top, OsString::new())?];

@@ -15,7 +15,7 @@ pub struct Visit<'a> {
     pub name: &'a OsStr,
     /// Its path below the root.
     pub path: &'a Path,
-    /// What it is; a link itself, not its target.
+    /// The file's status; of a link itself, not of its target.
     pub stat: FileStat,
 }
 
@@ -41,12 +41,12 @@ pub struct Usage {
     pub content: u64,
 }
 
-/// Visits at most `limit` entries below `root`, a directory before what it holds. Returns whether the tree ended
-/// before the limit.
+/// Visits at most `limit` entries below `root`, a directory before its entries. Returns true if the tree
+/// ended before the limit.
 ///
 /// The walk needs three descriptors and, for each level, the names of the directories that are still to be
-/// visited. Links are not followed, other mounts are not entered. The tree may change meanwhile: what vanishes or
-/// moves away is passed over.
+/// visited. Links are not followed, other mounts are not entered. The tree may change meanwhile: an entry
+/// that vanishes or moves away is skipped.
 pub fn walk(root: Dir, limit: u64, mut visit: impl FnMut(Visit<'_>) -> io::Result<()>) -> io::Result<bool> {
     let mut left = limit;
     let mut levels: Vec<Level> = Vec::new();
@@ -75,7 +75,7 @@ pub fn walk(root: Dir, limit: u64, mut visit: impl FnMut(Visit<'_>) -> io::Resul
         levels.pop();
         path.pop();
         let Some(above) = levels.last() else { return Ok(true) };
-        // Going up by name is what a moved directory would abuse: the directory above must be the one that was
+        // A moved directory would abuse going up by name: the directory above must be the one that was
         // left.
         let parent = current.parent()?;
         if identity(&parent)? != above.identity {
@@ -88,7 +88,7 @@ pub fn walk(root: Dir, limit: u64, mut visit: impl FnMut(Visit<'_>) -> io::Resul
     }
 }
 
-/// Adds up what is below `root`, at most `limit` entries of it.
+/// Adds up the usage below `root`, at most `limit` entries of it.
 pub fn usage(root: &Path, limit: u64) -> io::Result<Usage> {
     let mut total = Usage::default();
     let root = match Dir::open(root) {

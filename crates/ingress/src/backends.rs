@@ -24,7 +24,7 @@ pub enum Unreachable {
     NoEndpoint,
 }
 
-/// How endpoints are spoken to.
+/// The protocol to endpoints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Protocol {
     #[default]

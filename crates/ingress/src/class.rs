@@ -9,10 +9,10 @@ use std::sync::Arc;
 pub const CONTROLLER: &str = "ferrite.io/ingress";
 /// The mark of the class for Ingresses that name none.
 pub const DEFAULT_CLASS: &str = "ingressclass.kubernetes.io/is-default-class";
-/// How an Ingress named its controller before there were classes.
+/// The annotation by which an Ingress named its controller before there were classes.
 const LEGACY_CLASS: &str = "kubernetes.io/ingress.class";
 
-/// How an Ingress stands to this controller.
+/// The relation of an Ingress to this controller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Standing {
     /// It is routed.
@@ -23,8 +23,9 @@ pub enum Standing {
     Foreign,
 }
 
-/// Says how `ingress` stands to this controller. The field counts before the annotation, as upstream advises. An Ingress
-/// that names no class belongs to the default class: the newest one that is marked, as the API server chooses.
+/// The relation of `ingress` to this controller. The field counts before the annotation, as upstream
+/// advises. An Ingress that names no class belongs to the default class: the newest one that is marked, as
+/// the API server chooses.
 pub fn standing(ingress: &Ingress, classes: &[Arc<IngressClass>]) -> Standing {
     let named = ingress.spec.as_ref().and_then(|spec| spec.ingress_class_name.as_deref());
     let legacy = ingress.annotations().get(LEGACY_CLASS).map(String::as_str);

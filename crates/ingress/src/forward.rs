@@ -121,7 +121,7 @@ async fn route(
     finish(proxy, response, lease, client, Held { place, _slot: slot })
 }
 
-/// What a request keeps taken.
+/// The resources that a request occupies.
 struct Held {
     place: OwnedSemaphorePermit,
     _slot: Arc<Slot>,

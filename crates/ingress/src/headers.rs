@@ -4,7 +4,7 @@ use http::header::{CONNECTION, CONTENT_LENGTH, EXPECT, HOST, TE, TRANSFER_ENCODI
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri, Version};
 use std::net::SocketAddr;
 
-/// The name under which the proxy marks what it forwards, so that it notices its own requests.
+/// The name with which the proxy marks forwarded requests, so that it notices its own.
 const OWN_NAME: &str = "1.1 ferrite-ingress";
 
 /// Headers that concern one connection only (RFC 9110, 7.6.1), with those that never were of use beyond it.
@@ -68,8 +68,8 @@ pub fn host_of<B>(request: &Request<B>) -> Result<String, BadRequest> {
     Ok(authority.host().trim_end_matches('.').to_ascii_lowercase())
 }
 
-/// Whether the client asks for a WebSocket. Other protocols are not switched to: `h2c` would let a client speak to the
-/// server behind without us.
+/// Returns true if the client asks for a WebSocket. The proxy switches to no other protocol: `h2c` would
+/// let a client speak to the server behind it without our checks.
 pub fn wants_websocket(headers: &HeaderMap, method: &Method, version: Version) -> bool {
     let websocket =
         headers.get(UPGRADE).is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"websocket"));
@@ -92,7 +92,7 @@ fn tokens<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item =
 pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
     let named: Vec<HeaderName> = tokens(headers, &CONNECTION)
         .filter_map(|token| HeaderName::from_bytes(token.as_bytes()).ok())
-        // Nobody may make the proxy forget whom a request is for or how long it is.
+        // Nobody may remove the host or the length of a request.
         .filter(|name| ![HOST, CONTENT_LENGTH].contains(name))
         .collect();
     for name in named.iter().chain(&HOP_BY_HOP) {
@@ -122,7 +122,7 @@ pub fn forwarded(
     let told: Vec<HeaderName> = headers
         .keys()
         .filter(|name| {
-            // Servers that know headers as variables do not tell a dash from an underscore.
+            // Servers that expose headers as variables do not distinguish a dash from an underscore.
             let name = name.as_str().replace('_', "-");
             name.starts_with("x-forwarded") || matches!(name.as_str(), "forwarded" | "x-real-ip")
         })

@@ -1,4 +1,4 @@
-//! How much the proxy takes on, and who may hold how much of it.
+//! Limits of the proxy in total, and of each client.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -26,7 +26,7 @@ pub struct Limits {
     pub response: Duration,
     /// The next piece of an answer's body.
     pub response_body: Duration,
-    /// A client that takes nothing of what is written to it.
+    /// Time limit for a client that does not read.
     pub write: Duration,
     /// A WebSocket on which nothing is said.
     pub tunnel: Duration,
@@ -108,7 +108,7 @@ impl Drop for Slot {
     }
 }
 
-/// Whoever has one address of a /64 has all of it.
+/// The client that an address counts as. A client with one address of a /64 has all of it.
 fn client_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(v6) => IpAddr::from((u128::from(v6) >> 64 << 64).to_be_bytes()),

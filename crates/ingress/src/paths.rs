@@ -30,7 +30,7 @@ pub fn normalized(path: &str) -> Cow<'_, str> {
     Cow::Owned(format!("/{}", elements.join("/")))
 }
 
-/// The element with its percent encoding undone, but for slashes and what is no text.
+/// The element with its percent encoding undone, except for slashes and bytes that are no text.
 fn decoded(element: &str) -> String {
     let pieces = element.replace("%2f", "%252f").replace("%2F", "%252F");
     percent_decode_str(&pieces).decode_utf8().map_or_else(|_| element.to_owned(), Cow::into_owned)

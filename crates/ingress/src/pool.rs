@@ -126,7 +126,7 @@ impl Pool {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Closes what nobody has used for a while; sleeps while there is nothing.
+    /// Closes connections that nobody has used for a while; sleeps while there are none.
     async fn sweep(&self) {
         loop {
             self.filled.notified().await;

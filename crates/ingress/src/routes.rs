@@ -62,7 +62,7 @@ struct PrefixRule {
 /// The whole table.
 #[derive(Debug, Default)]
 pub struct Routes {
-    /// By host; a wildcard by what follows `*.`; rules without a host by the empty name.
+    /// By host; a wildcard by the name after `*.`; rules without a host by the empty name.
     exact: HashMap<Box<str>, HostRules>,
     wildcard: HashMap<Box<str>, HostRules>,
     any: HostRules,
@@ -234,7 +234,7 @@ impl Build {
         }
     }
 
-    /// Whether the host is, or becomes, the namespace's.
+    /// Claims the host for the namespace. Returns true if the host belongs to the namespace now.
     fn claim(&mut self, ingress: &Ingress, host: &str, namespace: &str) -> bool {
         let around = host.split_once('.').map(|(_, rest)| format!("*.{rest}"));
         let around = around.filter(|_| !host.starts_with("*."));

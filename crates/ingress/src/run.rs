@@ -52,7 +52,7 @@ impl Sources {
     }
 }
 
-/// How the controller works.
+/// Settings of the controller.
 #[derive(Debug)]
 pub struct Config {
     /// Where clients come in.
@@ -102,7 +102,7 @@ pub fn start(
     Ok(())
 }
 
-/// What changed since the table was made.
+/// The changes since the table was made.
 #[derive(Debug, Default)]
 struct Changes {
     routes: bool,
@@ -148,7 +148,7 @@ struct Follower {
     table: Table,
     secrets: BTreeMap<ObjectKey, WatchedSecret>,
     parsed: HashMap<ObjectKey, Parsed>,
-    /// Findings that their Ingresses were told of.
+    /// Findings already reported in events of their Ingresses.
     reported: HashSet<(ObjectKey, String)>,
 }
 
@@ -322,7 +322,7 @@ impl Follower {
         findings
     }
 
-    /// Tells authors what is not done, once.
+    /// Reports findings to the authors of Ingresses, once.
     fn report(&mut self, findings: Vec<Finding>, all: bool) {
         let current: HashSet<(ObjectKey, String)> =
             findings.iter().map(|finding| (finding.ingress.clone(), finding.message.clone())).collect();

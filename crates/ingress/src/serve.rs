@@ -31,7 +31,7 @@ const HEADERS: usize = 128;
 /// Requests that one connection of HTTP/2 has under way, and those that it may abandon before it is closed.
 const STREAMS: u32 = 128;
 const RESETS: usize = 64;
-/// What is held of an answer that a client of HTTP/2 does not take.
+/// Bytes of a response buffered for an HTTP/2 client that does not read.
 const SEND_BUFFER: usize = 64 << 10;
 const PING: Duration = Duration::from_secs(30);
 /// When accepting fails, descriptors are short; they come back.
@@ -129,7 +129,7 @@ impl Proxy {
             .max_header_size(HEAD)
             .max_headers(HEADERS);
         let service = service_fn(|request| Arc::clone(&self).respond(request, origin, Arc::clone(&slot)));
-        // Clients come and go; what goes wrong between is theirs.
+        // Clients come and go; errors of their connections are theirs.
         let _ = builder.serve_connection(TokioIo::new(stream), service).with_upgrades().await;
     }
 

@@ -26,7 +26,7 @@ impl Backend {
     }
 }
 
-/// Everything that an answer depends on. Copies share what did not change.
+/// Everything that a response depends on. Copies share the parts that did not change.
 #[derive(Debug, Clone, Default)]
 pub struct Table {
     pub routes: Arc<Routes>,

@@ -3,7 +3,7 @@
 //! The same shape and the same methods as `serde_json`'s values, another layout. An object of the API has
 //! some hundred short keys and short strings, in maps of a few members. Here a short string lies in the value
 //! itself, and the members of a map lie side by side in the order of their keys: most values need no allocation, and
-//! a look at a member is a look at a few neighbouring words. A map of many members becomes a tree, so that no
+//! a lookup of a member reads a few neighbouring words. A map of many members becomes a tree, so that no
 //! body makes insertions slow.
 //!
 //! Text is read and written by `serde_json`, whose functions are here under their own names.

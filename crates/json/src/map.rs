@@ -10,8 +10,8 @@ use serde::ser::{Serialize, SerializeMap, Serializer};
 
 use crate::{Text, Value};
 
-/// Up to so many members lie side by side. A look at one of them costs no more than in a tree, and moving them up
-/// for a new one is cheap.
+/// Most members kept in one sorted vector. A lookup costs no more than in a tree, and moving members to
+/// make room for a new one is cheap.
 const FEW: usize = 64;
 
 /// Members by key, in the order of their keys.
@@ -41,7 +41,7 @@ fn position(members: &[(Text, Value)], key: &str) -> Result<usize, usize> {
     members.binary_search_by(|(other, _)| other.as_str().cmp(key))
 }
 
-/// Keys of other lengths, or that begin with another letter, are passed over without a look at the rest.
+/// Keys of other lengths, or with another first letter, are skipped without comparing the rest.
 fn find(members: &[(Text, Value)], key: &str) -> Option<usize> {
     let (first, length) = (key.as_bytes().first(), key.len());
     members.iter().position(|(other, _)| {
@@ -244,7 +244,7 @@ enum Either<F, M> {
     Many(M),
 }
 
-/// Gives an iterator over members what both layouts have.
+/// Implements the common part of both layouts' iterators.
 macro_rules! iterator {
     ($(#[$doc:meta])* $name:ident $(<$life:lifetime>)?, $few:ty, $many:ty, $item:ty, $member:pat => $pair:expr) => {
         $(#[$doc])*

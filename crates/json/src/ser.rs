@@ -5,15 +5,15 @@ use serde::ser::{self, Impossible};
 
 use crate::{Error, Map, Text, Value};
 
-/// What a value of any type is in JSON.
+/// Converts a value of any type to JSON.
 pub fn to_value<T: Serialize>(value: T) -> Result<Value, Error> {
     value.serialize(Builder)
 }
 
-/// Builds the value of what is serialised.
+/// Builds a value from serialised data.
 struct Builder;
 
-/// What a value can be made of as it is.
+/// Serializer methods for types that convert directly to a value.
 macro_rules! values {
     ($($method:ident: $type:ty)+) => {$(
         fn $method(self, value: $type) -> Result<Value, Error> {
@@ -260,7 +260,7 @@ impl ser::SerializeStructVariant for Variant<Members> {
 /// Makes keys: JSON's are strings, and numbers and truth values are written as such.
 struct Key;
 
-/// What has a text is a key.
+/// Serializer methods for types whose text is a key.
 macro_rules! keys {
     ($($method:ident: $type:ty)+) => {$(
         fn $method(self, value: $type) -> Result<Text, Error> {

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// What is done to a map.
+/// An operation on a map.
 #[derive(Debug, Clone)]
 enum Step {
     Insert(String, i64),
@@ -14,7 +14,7 @@ enum Step {
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
-    // More keys than lie side by side, some of them longer than what lies in the value itself.
+    // More keys than fit into the vector, some of them too long to lie in the value itself.
     let key = || "[a-d]{1,4}|[ab]{24,26}";
     let step = prop_oneof![
         6 => (key(), any::<i64>()).prop_map(|(key, value)| Step::Insert(key, value)),

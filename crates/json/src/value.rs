@@ -25,7 +25,7 @@ pub enum Value {
 
 static NULL: Value = Value::Null;
 
-/// What a value can be asked for: the key of a member, the place of an item.
+/// An index into a value: the key of a member, or the position of an item.
 pub trait Index {
     fn find<'v>(&self, value: &'v Value) -> Option<&'v Value>;
     fn find_mut<'v>(&self, value: &'v mut Value) -> Option<&'v mut Value>;
@@ -70,7 +70,7 @@ impl Index for usize {
     }
 }
 
-/// What points to an index is one.
+/// Implements `Index` for pointers to an index.
 macro_rules! index_through {
     ($([$($t:ident)?] $type:ty => $to:ty;)+) => {$(
         impl $(<$t: Index + ?Sized>)? Index for $type {
@@ -144,7 +144,7 @@ impl Value {
     pub fn count_within(&self, levels: usize) -> Option<usize> {
         let below = |sum: usize, value: &Self| {
             let levels = levels.checked_sub(1)?;
-            // Scalars are most of what there is; they need no call of their own.
+            // Most values are scalars; they need no call of their own.
             match value {
                 Self::Array(_) | Self::Object(_) => Some(sum + value.count_within(levels)?),
                 _ => Some(sum + 1),
@@ -449,7 +449,7 @@ impl From<Number> for Value {
 }
 
 impl From<f64> for Value {
-    /// What JSON has no number for is null.
+    /// A number that JSON cannot express becomes null.
     fn from(number: f64) -> Self {
         Number::from_f64(number).map_or(Self::Null, Self::Number)
     }
@@ -515,7 +515,7 @@ macro_rules! integers {
 
 integers!(i8 i16 i32 i64 isize u8 u16 u32 u64 usize);
 
-/// Values compare with what they may hold, on either side.
+/// Values compare with the types that they may hold, on either side.
 macro_rules! equal {
     ($($type:ty: $this:ident, $other:ident => $same:expr;)+) => {$(
         impl PartialEq<$type> for Value {

@@ -1,4 +1,4 @@
-//! Values as text, the short way: what most strings are needs no escapes, and is copied as it is.
+//! Values as text, the short way: most strings need no escapes, and are copied as they are.
 
 use crate::{Map, Number, Value};
 

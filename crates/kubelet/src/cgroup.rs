@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 const V1_CONTROLLERS: [&str; 8] =
     ["cpu", "cpuacct", "cpuset", "memory", "pids", "hugetlb", "blkio", "freezer"];
 
-/// Pods that ask for nothing get what is left over: the least the kernel knows, for them and their class.
+/// Shares of pods without requests: the least that the kernel allows, for them and their class.
 const BEST_EFFORT_SHARES: i64 = 2;
 
 /// The cgroup file system of this machine, and where pods live in it.
@@ -34,7 +34,7 @@ enum Layout {
 }
 
 impl Cgroups {
-    /// Looks at what is mounted below `mount` (`/sys/fs/cgroup`).
+    /// Detects the hierarchies mounted below `mount` (`/sys/fs/cgroup`).
     pub(crate) fn discover(mount: &Path, root: &str) -> Self {
         let layout = if mount.join("cgroup.controllers").exists() {
             Layout::V2(mount.to_path_buf())
@@ -63,7 +63,7 @@ impl Cgroups {
         Self { driver, ..self }
     }
 
-    /// What a sandbox names as its parent: a path, or a slice.
+    /// The cgroup parent of a sandbox: a path, or a slice.
     pub(crate) fn pod_path(&self, qos: QosClass, uid: &str) -> String {
         match self.driver {
             CgroupDriver::Cgroupfs => self.directory(qos, uid),
@@ -159,7 +159,7 @@ impl Cgroups {
         Ok(manager.ensure_slice(&slice, &limits)?)
     }
 
-    /// Makes the pod's cgroup with the limits of the pod as a whole. What exists is brought up to date.
+    /// Makes the pod's cgroup with the limits of the pod as a whole, or updates an existing one.
     pub(crate) fn ensure_pod(&self, qos: QosClass, uid: &str, total: &PodResources) -> io::Result<()> {
         let path = self.directory(qos, uid);
         let relative = path.trim_start_matches('/');
@@ -212,7 +212,7 @@ impl Cgroups {
         }
     }
 
-    /// Removes the pod's cgroup with what is below it. Processes in it were ended before.
+    /// Removes the pod's cgroup with all groups below it. Processes in it were ended before.
     pub(crate) fn remove_pod(&self, uid: &str) -> io::Result<()> {
         for qos in [QosClass::Guaranteed, QosClass::Burstable, QosClass::BestEffort] {
             let path = self.directory(qos, uid);

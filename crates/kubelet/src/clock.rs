@@ -34,7 +34,7 @@ pub(crate) fn add(at: Timestamp, by: Duration) -> Timestamp {
     at.checked_add(by).unwrap_or(Timestamp::MAX)
 }
 
-/// How long after `earlier` the moment `later` is; nothing when it is before.
+/// Time from `earlier` to `later`; zero if `later` is before.
 pub(crate) fn since(earlier: Timestamp, later: Timestamp) -> Duration {
     let nanos = later.as_nanosecond().saturating_sub(earlier.as_nanosecond());
     Duration::from_nanos(u64::try_from(nanos.max(0)).unwrap_or(u64::MAX))

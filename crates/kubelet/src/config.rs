@@ -13,13 +13,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// Who decides what an authenticated caller of the kubelet API may do.
+/// The authorization of authenticated callers of the kubelet API.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Authorization {
-    /// The API server, asked with SubjectAccessReviews.
+    /// The API server decides, asked with SubjectAccessReviews.
     #[default]
     Webhook,
-    /// Nobody: every authenticated caller may do everything.
+    /// Nobody decides: every authenticated caller may do everything.
     AlwaysAllow,
 }
 
@@ -50,7 +50,7 @@ impl Default for KubeletAccess {
     }
 }
 
-/// Everything a kubelet is told. [`Config::new`] fills in what upstream defaults.
+/// All settings of a kubelet. [`Config::new`] fills in upstream's defaults.
 #[derive(Clone)]
 pub struct Config {
     /// The name of the Node object.
@@ -65,14 +65,14 @@ pub struct Config {
     pub log_dir: PathBuf,
     /// Below which cgroup pods live.
     pub cgroup_root: String,
-    /// Who makes cgroups, unless the runtime says which of both it expects.
+    /// The maker of cgroups, unless the runtime reports the driver that it expects.
     pub cgroup_driver: CgroupDriver,
     /// Where the kubelet API listens. The port is published in the Node's status.
     pub server_address: SocketAddr,
     /// The kubelet API's TLS settings, with the authority of the callers' certificates, now and as they change. While
     /// there are none, callers are turned away; without the channel the API is not served.
     pub tls: Option<watch::Receiver<Option<ServerTls>>>,
-    /// Who may use the kubelet API.
+    /// Access to the kubelet API.
     pub access: KubeletAccess,
     /// Serve the paths that run commands, stream, or show logs.
     pub debugging_handlers: bool,
@@ -82,14 +82,14 @@ pub struct Config {
     pub system_log_dir: PathBuf,
     /// A directory (or one file) with manifests of static pods.
     pub static_pod_path: Option<PathBuf>,
-    /// How often it is read even if the kernel reports no change.
+    /// Interval at which it is read even if the kernel reports no change.
     pub file_check_frequency: Duration,
     /// A URL with manifests of static pods, and headers for it.
     pub static_pod_url: Option<(String, Vec<(String, String)>)>,
     pub http_check_frequency: Duration,
     /// There is no API server: static pods are all there is. The client is [`crate::standalone::client`].
     pub standalone: bool,
-    /// Where `/healthz` is served without TLS for whoever watches over the process.
+    /// Address of `/healthz` without TLS, for a supervisor of the process.
     pub healthz_address: Option<SocketAddr>,
     /// The cluster's name server. Without it pods resolve names as the node does.
     pub cluster_dns: Option<IpAddr>,
@@ -102,7 +102,7 @@ pub struct Config {
     /// Where pods reach the API server when there is no Service `default/kubernetes` yet: the Service's
     /// address and port.
     pub api_server: Option<(IpAddr, u16)>,
-    /// Reserved for the system, taken off what pods may use.
+    /// Reserved for the system, subtracted from the pods' share.
     pub reserved_cpu_milli: i64,
     pub reserved_memory: i64,
     /// Pods are evicted below this much free memory (upstream's hard eviction threshold), so it is not

@@ -72,7 +72,7 @@ pub struct Kubelet {
 }
 
 impl Kubelet {
-    /// Starts the node agent: registers the node, adopts what the runtime has, cleans up after pods that are
+    /// Starts the node agent: registers the node, adopts the runtime's pods, cleans up after pods that are
     /// gone, and begins to run the pods bound to this node.
     ///
     /// Returns once the kubelet API listens (when it is configured); the rest goes on in `scope`, as soon as
@@ -330,7 +330,7 @@ impl Kubelet {
         self.server_address
     }
 
-    /// How many pods have a worker.
+    /// Number of pods that have a worker.
     pub fn pod_count(&self) -> usize {
         *self.workers.count().borrow()
     }
@@ -361,7 +361,7 @@ fn start_sources(config: &Config, clock: Clock, scope: &Scope) -> Result<Arc<Loc
     Ok(pods)
 }
 
-/// What the runtime expects, as upstream has it since runtimes can tell; else what is configured.
+/// The cgroup driver that the runtime reports, as upstream; else the configured one.
 async fn cgroup_driver(runtime: &dyn RuntimeService, configured: CgroupDriver) -> CgroupDriver {
     match runtime.runtime_config(RuntimeConfigRequest {}).await {
         Ok(answer) => answer.linux.map_or(configured, |linux| linux.cgroup_driver()),

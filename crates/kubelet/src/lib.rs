@@ -1,7 +1,8 @@
-//! The node agent: it registers the node, runs the pods bound to it and tells the API how they fare.
+//! The node agent: it registers the node, runs the pods bound to it and reports their status to the API.
 //!
 //! [`Kubelet::start`] is the entry point. A pod enters through the watch on pods (`pod::manager`), gets a worker
-//! (`pod::worker`) that looks at the runtime (`pod::observe`), decides what to do next (`pod::decide`, a pure
+//! (`pod::worker`) that observes the runtime (`pod::observe`), decides what to do next (`pod::decide`, a
+//! pure
 //! function), does it (`pod::start`, `pod::kill`) and publishes the result (`pod::status`, `pod::writer`).
 //! Nothing is polled: the worker wakes for changes in the API, events of the runtime, verdicts of probes
 //! (`probe`) and the timers the API speaks of. All state is on the API and in the runtime, so a kubelet that

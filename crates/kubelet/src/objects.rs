@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// How long a pod waits for the first answer about an object before it tries again later.
+/// Time that a pod waits for the first response about an object before it tries again later.
 const FIRST_ANSWER: Duration = Duration::from_secs(20);
 
 /// Called with the UID of a pod when something it uses changed.
@@ -127,7 +127,7 @@ impl Objects {
         self.secrets.get(self, pod_uid, &ObjectKey::new(namespace, name)).await
     }
 
-    /// The pod is gone: what only it used is watched no longer.
+    /// The pod is gone: objects that only it used are watched no longer.
     pub(crate) fn release(&self, pod_uid: &str) {
         self.config_maps.release(pod_uid);
         self.secrets.release(pod_uid);

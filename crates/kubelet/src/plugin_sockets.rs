@@ -1,8 +1,8 @@
-//! Plugins that register themselves: a socket in `<kubelet root>/plugins_registry` is asked what it is, and is told whether
-//! it was accepted. A handler for each type of plugin does the rest.
+//! Plugins that register themselves. The kubelet asks a socket in `<kubelet root>/plugins_registry` for its
+//! plugin's type, and reports to it if it was accepted. A handler for each type of plugin does the rest.
 //!
-//! Every socket has a task of its own: one that hangs or lies holds up nobody else. A socket that is made anew is a plugin
-//! that restarted, and is registered again; one that is removed is a plugin that is gone.
+//! Every socket has a task of its own: one that hangs or lies holds up nobody else. A socket that is made
+//! anew is a plugin that restarted, and is registered again; one that is removed is a plugin that is gone.
 
 use async_trait::async_trait;
 use ferrite_client::{Backoff, Scope};
@@ -29,7 +29,7 @@ pub(crate) enum RegistrationError {
     Call(#[from] CallError),
 }
 
-/// What the kubelet does with plugins of one type.
+/// The kubelet's handling of plugins of one type.
 #[async_trait]
 pub(crate) trait PluginHandler: Send + Sync {
     fn plugin_type(&self) -> &'static str;
@@ -113,7 +113,7 @@ async fn follow(
     }
 }
 
-/// The sockets in the directory. Links and other files are not looked at, nor are hidden names, as upstream.
+/// The sockets in the directory. Links, other files and hidden names are ignored, as upstream.
 fn sockets(dir: &Path) -> io::Result<BTreeMap<PathBuf, Identity>> {
     let mut found = BTreeMap::new();
     for entry in std::fs::read_dir(dir)?.take(MOST_SOCKETS) {

@@ -1,6 +1,6 @@
 //! A kubelet without an API server.
 //!
-//! Its parts stay clients: they talk to a service in this process that has no objects and drops what it is sent.
+//! Its parts stay clients: they talk to a service in this process that has no objects and drops all writes.
 
 use bytes::Bytes;
 use ferrite_json::{Value, json};

@@ -62,9 +62,9 @@ unsafe impl GlobalAlloc for Allocator {
     }
 }
 
-/// Gives back what is free to the system. Worth a call when a burst of work is over.
+/// Returns free memory to the system. Worth a call when a burst of work is over.
 pub fn give_back() {
-    // SAFETY: pages that hold nothing are released; what is allocated stays where it is.
+    // SAFETY: empty pages are released; allocated memory stays where it is.
     unsafe { mi::mi_collect(true) };
     // C code has its own.
     #[cfg(target_env = "gnu")]

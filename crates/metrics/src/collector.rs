@@ -31,7 +31,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(8);
 const LINGER: Duration = Duration::from_secs(180);
 /// Kubelets asked at once.
 const AT_ONCE: usize = 10;
-/// A node with 250 pods of four containers each tells about 600 KiB.
+/// Largest response. A node with 250 pods of four containers each reports about 600 KiB.
 const LARGEST: usize = 8 << 20;
 /// The most that a list of nodes may take.
 const LARGEST_LIST: usize = 1 << 30;
@@ -92,7 +92,8 @@ impl Collector {
         usage::usage(&samples.earlier.as_ref()?.node, &samples.latest.node)
     }
 
-    /// The usage of a pod's containers. The node is the one that the pod is bound to: no other may tell of it.
+    /// The usage of a pod's containers. The node is the one that the pod is bound to: reports of other
+    /// nodes are ignored.
     pub fn pod(&self, node: &str, pod: &PodKey) -> Option<Vec<(String, Usage)>> {
         let state = self.state();
         let samples = state.nodes.get(node)?;

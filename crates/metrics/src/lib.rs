@@ -1,7 +1,8 @@
 //! The resource metrics API, `metrics.k8s.io/v1beta1`, as a group that the API server mounts.
 //!
-//! [`sample`] reads what a kubelet tells at `/metrics/resource`, [`usage`] makes rates of two such samples, and
-//! [`collector`] asks the kubelets while somebody wants to know. [`ResourceMetrics`] answers with the figures of the pods
+//! [`sample`] parses a kubelet's `/metrics/resource`, [`usage`] makes rates of two such samples, and
+//! [`collector`] asks the kubelets while clients ask for metrics. [`ResourceMetrics`] answers with the
+//! figures of the pods
 //! and nodes that the API server knows.
 
 mod collector;

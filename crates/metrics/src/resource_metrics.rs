@@ -39,7 +39,7 @@ impl MountedGroup for ResourceMetrics {
         ]
     }
 
-    /// As metrics-server installs it: whoever may view pods may view their metrics.
+    /// As metrics-server installs it: a user who may view pods may view their metrics.
     fn roles(&self) -> Vec<Value> {
         vec![json!({
             "apiVersion": "rbac.authorization.k8s.io/v1",

@@ -1,4 +1,4 @@
-//! One look at a node: the text of its kubelet's `/metrics/resource`, read.
+//! One sample of a node: the parsed text of its kubelet's `/metrics/resource`.
 //!
 //! A kubelet is not trusted. Lines that make no sense are left out, and nothing here fails.
 

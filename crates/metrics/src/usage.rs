@@ -15,7 +15,7 @@ pub(crate) struct Usage {
     pub window: Duration,
 }
 
-/// The usage between two looks at the same container or node; none if it was another one at the first look.
+/// The usage between two samples of the same container or node; none if the first was of another one.
 pub(crate) fn usage(earlier: &Counters, later: &Counters) -> Option<Usage> {
     if let (Some(before), Some(now)) = (earlier.started, later.started)
         && now > before

@@ -87,7 +87,7 @@ pub(crate) fn burst_and_limit(bits_per_second: u64) -> (u64, u64) {
     (burst, (bytes / 40 + burst).min(u64::from(u32::MAX) / 2))
 }
 
-/// Limits what leaves by a link.
+/// Limits the traffic that leaves by a link.
 pub(crate) async fn limit(
     conn: &Connection<Route>,
     link: &str,

@@ -32,7 +32,7 @@ const LEAST_IPV6_MTU: u32 = 1280;
 /// The pod's end of the pair.
 const POD_LINK: &str = "eth0";
 
-/// What a [`Bridge`] is made from.
+/// The configuration of a [`Bridge`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BridgeConfig {
     /// The name of the bridge link, at most 15 characters.
@@ -83,7 +83,7 @@ impl BridgeConfig {
     }
 }
 
-/// How a sandbox is joined to a network it has besides others.
+/// The settings of one further network of a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Port {
     /// The interface's name in the sandbox.
@@ -355,7 +355,7 @@ impl Bridge {
         self.senders.lock().unwrap_or_else(PoisonError::into_inner).insert(link.to_owned(), sender);
     }
 
-    /// Looks at what pods of an earlier process send, where nobody does yet.
+    /// Adds missing filters for pods of an earlier process.
     async fn guard_senders(&self) -> Result<(), NetworkError> {
         port_filter::prepare(&self.host, &self.config.name).await?;
         let guarded = port_filter::guarded(&self.host, &self.config.name).await?;
@@ -603,7 +603,7 @@ pub(crate) fn hash_name(prefix: &str, text: &str) -> String {
     format!("{prefix}{:011x}", hash >> 20)
 }
 
-/// Whether a link name has the shape [`host_link`] gives.
+/// Returns true if a link name has the form that [`host_link`] gives.
 pub(crate) fn is_host_link(name: &str) -> bool {
     name.len() == 15
         && name.strip_prefix("veth").is_some_and(|rest| rest.bytes().all(|b| b.is_ascii_hexdigit()))
@@ -694,7 +694,7 @@ fn path_of(host: &Netns) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", host.as_fd().as_raw_fd()))
 }
 
-/// Takes away what the network made and restores forwarding.
+/// Removes everything that the network made and restores forwarding.
 async fn undo(
     host: &Netns,
     conn: &Connection<Route>,

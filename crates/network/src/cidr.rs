@@ -93,7 +93,7 @@ impl Cidr {
         ferrite_nft::Cidr::from(self).contains(address)
     }
 
-    /// Whether every address of `other` is inside.
+    /// Returns true if every address of `other` is in the range.
     pub fn covers(self, other: Cidr) -> bool {
         ferrite_nft::Cidr::from(self).covers(other.into())
     }

@@ -192,7 +192,7 @@ impl Ipam {
     }
 }
 
-/// Whether a text may name a sandbox: it is written to disk and shown in link aliases.
+/// Returns true if a text may name a sandbox: it is written to disk and shown in link aliases.
 pub(crate) fn is_sandbox_id(text: &str) -> bool {
     (1..=128).contains(&text.len())
         && text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))

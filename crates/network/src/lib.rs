@@ -39,7 +39,7 @@ pub use routes::{
 pub use rules::policy_table;
 pub use segment::{Segment, remove_port, set_port};
 
-/// The pod a sandbox belongs to, and what it asks of the network.
+/// The pod of a sandbox, and its requests to the network.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PodRef {
     pub namespace: String,
@@ -50,7 +50,7 @@ pub struct PodRef {
     pub bandwidth: Bandwidth,
 }
 
-/// What a sandbox got from the network.
+/// The result of attaching a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attachment {
     /// The pod's addresses, the primary one first. Never empty.
@@ -76,11 +76,12 @@ pub trait PodNetwork: Send + Sync {
     /// the work and answers with the same addresses.
     async fn attach(&self, sandbox: &str, netns: &Path, pod: &PodRef) -> Result<Attachment, NetworkError>;
 
-    /// Takes back what [`attach`](Self::attach) gave. Succeeds for a sandbox that was never attached and
-    /// when the namespace is gone already.
+    /// Undoes [`attach`](Self::attach). Succeeds for a sandbox that was never attached and when the
+    /// namespace is gone already.
     async fn detach(&self, sandbox: &str, netns: &Path) -> Result<(), NetworkError>;
 
-    /// Whether pods can be attached now; the text says why not, for the node's `NetworkReady` condition.
+    /// Checks that pods can be attached now; the error text says why not, for the node's `NetworkReady`
+    /// condition.
     fn ready(&self) -> Result<(), String>;
 }
 
@@ -102,7 +103,7 @@ pub enum NetworkError {
         #[source]
         source: Box<ferrite_nft::KernelError>,
     },
-    /// A network of plugins did not do what it was asked.
+    /// A network of plugins failed.
     #[error(transparent)]
     Cni(Box<cni::CniError>),
     /// The guard of the network did not take a pod.

@@ -8,7 +8,7 @@ use nlink::netlink::{Connection, Route};
 use crate::rules::UNREACHABLE_METRIC;
 use crate::{Cidr, Cidrs, NetworkError};
 
-/// What a network is about to use.
+/// The ranges that a network is about to use.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Ranges {
     pub(crate) pods: Cidrs,
@@ -16,7 +16,7 @@ pub(crate) struct Ranges {
     pub(crate) services: Option<Cidrs>,
 }
 
-/// What is there, but for the network's own.
+/// The existing networks, without the network's own.
 #[derive(Debug, Default)]
 struct Present {
     /// Networks of other links.

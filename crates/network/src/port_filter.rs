@@ -1,9 +1,9 @@
-//! What a pod may send: packets from its own addresses, no faster than its limit.
+//! Filters the packets that a pod sends: only from its own addresses, and no faster than its limit.
 //!
-//! A pod with `NET_RAW` can write any source into a packet, and one with `NET_ADMIN` can give itself addresses and remove
-//! queues of its own namespace. So the node looks at what comes out of the pod's link, before the bridge does: a chain
-//! of the netdev family at the node's end of each pair. Rules by source address (NetworkPolicies, masquerading) may
-//! believe what they see.
+//! A pod with `NET_RAW` can write any source into a packet, and one with `NET_ADMIN` can give itself
+//! addresses and remove queues of its own namespace. So the node filters packets from the pod's link before
+//! they reach the bridge: with a chain of the netdev family at the node's end of each pair. Rules by source
+//! address (NetworkPolicies, masquerading) can rely on the addresses.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -85,7 +85,7 @@ fn rules(table: &str, sender: &Sender) -> Vec<Rule> {
     let hardware = sender.hardware;
     let mut rules = vec![rule(&[field(PayloadBase::LinkLayer, ETHER_SOURCE, CmpOp::Neq, &hardware)]).drop()];
     if let Some(bits) = sender.limit {
-        // Twice the burst of the pod's own queue: what that queue lets through passes here.
+        // Twice the burst of the pod's own queue: packets that pass that queue pass here.
         let burst = u32::try_from(burst_and_limit(bits).0.saturating_mul(2)).unwrap_or(u32::MAX);
         let limit = LimitExpr::bytes(Bytes::new((bits / 8).max(1)), LimitUnit::Second).burst(burst).over();
         rules.push(rule(&[]).expr(limit).drop());

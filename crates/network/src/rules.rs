@@ -1,4 +1,4 @@
-//! What the node's routing and packet filter know about the pod network besides the bridge itself.
+//! The node's routing and packet filter rules for the pod network, besides the bridge itself.
 
 use nlink::netlink::namespace::Netns;
 use nlink::netlink::nftables::{BaseChain, Chain, CtState, Family, FilterHook, NatHook, Priority, Rule};
@@ -16,7 +16,7 @@ use std::net::IpAddr;
 /// that a service proxy or an overlay only has to add its own route to take over.
 pub(crate) const UNREACHABLE_METRIC: u32 = 4_000_000_000;
 
-/// What the names of our tables begin with.
+/// Prefix of the names of our tables.
 const PREFIX: &str = "ferrite-";
 const FORWARD: &str = "forward";
 
@@ -69,7 +69,7 @@ pub(crate) async fn add_routes(conn: &Connection<Route>, record: &Record) -> Res
     Ok(())
 }
 
-/// The routing table for what this node's own processes send to Services.
+/// The routing table for packets of this node's own processes to Services.
 const SERVICE_TABLE: u32 = 26_213;
 /// Before the rule for the main table.
 const SERVICE_RULE_PRIORITY: u32 = 32_000;
@@ -184,8 +184,8 @@ pub(crate) async fn add_masquerade(host: &Netns, record: &Record) -> Result<(), 
     Ok(())
 }
 
-/// Sets the bridge apart. What is there from an earlier call stays: rules of one bridge do not change, and
-/// at no moment is it without them.
+/// Isolates the bridge. Rules of an earlier call stay: the rules of one bridge do not change, and it is
+/// never without them.
 pub(crate) async fn add_isolation(
     host: &Netns,
     bridge: &str,
@@ -203,7 +203,7 @@ pub(crate) async fn add_isolation(
     .await
 }
 
-/// Drops what would pass between a segment of nodes and any link but the pod bridge.
+/// Drops packets between a segment of nodes and any link but the pod bridge.
 pub(crate) async fn add_segment_isolation(
     host: &Netns,
     segment: &str,
@@ -259,12 +259,13 @@ const FORWARD_HOOK: u32 = 2;
 /// The kernel's number of the policy that drops.
 const DROP: u32 = 0;
 
-/// What marks our rules in chains of others.
+/// The comment that marks our rules in chains of others.
 fn mark(bridge: &str) -> String {
     format!("{PREFIX}{bridge}")
 }
 
-/// Lets packets from and to pods pass chains of others that drop what no rule accepts, as hosts with docker have them:
+/// Lets packets from and to pods pass chains of others that drop by default, as hosts with docker have
+/// them:
 /// an accept in a table of ours would not count there. The rules come last, so that whatever such a chain drops
 /// on purpose stays dropped. May be repeated. Rules of the older iptables are out of reach.
 pub(crate) async fn open_forward(host: &Netns, bridge: &str, cluster: Cidrs) -> Result<(), NetworkError> {
@@ -319,7 +320,7 @@ async fn close_forward(conn: &Connection<Nftables>, bridge: &str) -> Result<(), 
     Ok(())
 }
 
-/// Whether this node has another network of ours.
+/// Returns true if this node has another network of ours.
 pub(crate) async fn others_exist(host: &Netns, record: &Record) -> bool {
     let Ok(conn) = Connection::<Nftables>::new_in(host) else { return false };
     let own = own_tables(record);

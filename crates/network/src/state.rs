@@ -1,4 +1,4 @@
-//! The network's files: what was made, and by whom it is in use.
+//! The network's files: a record of the things that were made, and of their users.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -10,7 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Cidrs, NetworkError};
 
-/// What one network made on the machine: enough to remove it without the configuration that made it.
+/// The things that one network made on the machine: enough to remove them without the configuration that
+/// made them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Record {
     pub(crate) bridge: String,
@@ -29,7 +30,7 @@ pub(crate) struct Record {
 }
 
 impl Record {
-    /// Whether both describe the same links and routes.
+    /// Returns true if both describe the same links and routes.
     pub(crate) fn same_network(&self, other: &Self) -> bool {
         let key = |r: &Self| (r.bridge.clone(), r.pod_cidrs, r.cluster_cidrs, r.service_cidrs);
         key(self) == key(other)

@@ -28,7 +28,7 @@ fn config(state: &Path) -> BridgeConfig {
     }
 }
 
-/// What a namespace has: links, addresses, routes and nftables tables, in comparable form.
+/// The contents of a namespace: links, addresses, routes and nftables tables, in comparable form.
 async fn inventory(ns: &TestNs) -> Vec<String> {
     let conn = ns.route();
     let mut seen = Vec::new();
@@ -204,7 +204,7 @@ async fn remove_leaves_the_node_as_it_was() {
     assert!(bridge.ready().unwrap_err().contains("removed"));
     assert!(a.route().get_link_by_name("eth0").await.unwrap().is_none());
 
-    // After a crash: nobody has it open, only the state directory tells.
+    // After a crash: nobody has it open, and only the state directory is left.
     drop(bridge);
     let bridge = Bridge::open_in(&node.path, config(state.path())).await.unwrap();
     attach(&bridge, "a", &a).await;
@@ -439,7 +439,7 @@ async fn a_pod_sends_from_its_own_address_only() {
     let heard = b.run(|| std::net::UdpSocket::bind((ip_b, 0)).unwrap());
     heard.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     let port = heard.local_addr().unwrap().port();
-    // What is forged never comes; what is true comes after it, and is the first to be heard.
+    // Forged packets never arrive; the genuine packet is sent last and arrives first.
     for forged in [[10, 244, 1, 77], [10, 244, 1, 1], [192, 0, 2, 1]] {
         send_forged(&a, forged, ip_b.octets(), port);
     }

@@ -38,7 +38,7 @@ impl World {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
     }
 
-    /// A plugin that writes down what it is told and answers with an address.
+    /// A plugin that records its inputs and answers with an address.
     fn recorder(&self, name: &str) {
         self.plugin(
             name,
@@ -65,7 +65,7 @@ exit 0"#
         })
     }
 
-    /// What was called: command, plugin, the lines after them, and the configuration. The log begins anew.
+    /// The recorded calls: command, plugin, the lines after them, and the configuration. Clears the log.
     fn calls(&self) -> Vec<(String, String, Vec<String>, Value)> {
         let mut files: Vec<PathBuf> =
             fs::read_dir(self.path("log")).unwrap().map(|entry| entry.unwrap().path()).collect();

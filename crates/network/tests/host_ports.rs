@@ -103,7 +103,8 @@ fn udp(from: &TestNs, ip: &str) -> io::Result<String> {
     })
 }
 
-/// Whether the kernel passes bridged packets to the packet filter, in a namespace that is not the machine's.
+/// Sets if the kernel passes bridged packets to the packet filter, in a namespace that is not the
+/// machine's.
 fn filter_bridged(node: &TestNs, on: bool) {
     let file = "/proc/sys/net/bridge/bridge-nf-call-iptables";
     if Path::new(file).exists() {

@@ -1,5 +1,5 @@
 //! Routes between nodes on real kernel objects: nodes, pods and the router between segments are network namespaces of the
-//! test, and captures tell how packets travel.
+//! test, and captures show how packets travel.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod support;
@@ -181,7 +181,7 @@ async fn pods_of_nodes_on_one_segment_reach_each_other_as_they_are() {
     assert_eq!(echo(&a.ns, &b.pod, b.pod_ip), "ping from 192.0.2.1", "nodes reach pods of other nodes");
     assert!(capture.packets().iter().all(|(_, _, port)| *port != Some(8472)), "nothing is encapsulated");
     assert!(a.ns.route().get_link_by_name("vferrite0").await.unwrap().is_none());
-    // What leaves the cluster has the node's address.
+    // Packets that leave the cluster have the node's address.
     assert_eq!(echo(&a.pod, &b.ns, "192.0.2.2".parse().unwrap()), "ping from 192.0.2.1");
 
     // Somebody removes the route: the next look puts it back.

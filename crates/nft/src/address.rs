@@ -139,7 +139,7 @@ impl Cidr {
         Self::new(address, self.prefix).is_some_and(|range| range.network == self.network)
     }
 
-    /// Whether every address of `other` is in this range.
+    /// Returns true if every address of `other` is in this range.
     pub fn covers(self, other: Self) -> bool {
         self.prefix <= other.prefix && self.contains(other.network)
     }

@@ -7,7 +7,7 @@ use crate::{Cidr, IpFamily};
 /// A 32-bit register, by number.
 pub type Register = u8;
 
-/// What happens to a packet.
+/// The decision about a packet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
     Accept,

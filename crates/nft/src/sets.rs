@@ -46,7 +46,7 @@ impl Field {
     }
 }
 
-/// What a set is made of.
+/// The type of a set.
 #[derive(Debug, Clone, Copy)]
 pub struct SetShape {
     pub name: &'static str,
@@ -58,7 +58,7 @@ pub struct SetShape {
     pub dynamic: bool,
 }
 
-/// What a set maps its keys to.
+/// The values of a set's keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Data {
     Nothing,

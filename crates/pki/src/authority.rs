@@ -1,4 +1,4 @@
-//! An authority and what it issues.
+//! An authority and the certificates that it issues.
 
 use crate::files::PkiError;
 use rcgen::{
@@ -21,7 +21,7 @@ impl std::fmt::Debug for Identity {
     }
 }
 
-/// Who a certificate speaks for. The API server reads the user from the common name and its group from the
+/// The subject of a certificate. The API server reads the user from the common name and its group from the
 /// organisation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Subject {
@@ -37,7 +37,7 @@ impl Subject {
     }
 }
 
-/// What a certificate may be used for.
+/// The allowed use of a certificate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
     Server,
@@ -59,7 +59,7 @@ impl std::fmt::Debug for Authority {
 /// Allowance for clocks that differ a little.
 pub(crate) const BACKDATE: Duration = Duration::minutes(5);
 pub(crate) const CA_LIFETIME: Duration = Duration::days(3650);
-/// How long issued certificates last. They are renewed at start-up when less than a third is left.
+/// Lifetime of issued certificates. They are renewed at start-up when less than a third is left.
 pub(crate) const LIFETIME: Duration = Duration::days(365);
 
 impl Authority {
@@ -81,7 +81,7 @@ impl Authority {
         Ok(Self { identity, issuer })
     }
 
-    /// The authority's own certificate, as PEM: what others trust.
+    /// The authority's own certificate, as PEM: the trust anchor of others.
     pub fn certificate(&self) -> &str {
         &self.identity.certificate
     }

@@ -67,7 +67,8 @@ pub struct ClientCertificate {
 }
 
 impl ClientCertificate {
-    /// Whether the chain is still in its time. A connection may outlive the certificate it was opened with.
+    /// Returns true if the chain is still valid. A connection may outlive the certificate it was opened
+    /// with.
     pub fn is_valid_at(&self, now: SystemTime) -> bool {
         now <= self.not_after
     }
@@ -140,8 +141,8 @@ struct Search<'a> {
 }
 
 impl<'a> Search<'a> {
-    /// Extends the chain until an authority ends it. Answers when the first of its certificates expires. The depth is
-    /// bounded by [`MAX_CHAIN`] and the work by [`MAX_SIGNATURES`].
+    /// Extends the chain until an authority ends it. Returns the earliest expiry in it. The depth
+    /// is bounded by [`MAX_CHAIN`] and the work by [`MAX_SIGNATURES`].
     fn chain(&mut self, chain: &mut Vec<&'a Parsed<'a>>) -> Result<i64, ClientCertificateError> {
         let Some(last) = chain.last().copied() else { return Err(self.best) };
         if chain.len() == 1 && self.roots.iter().any(|root| root.der == last.der) {
@@ -185,7 +186,7 @@ impl<'a> Search<'a> {
     }
 }
 
-/// Whether a whole chain is for clients, and until when.
+/// Checks that a whole chain is for clients, and returns its expiry.
 fn ends(chain: &[&Parsed<'_>]) -> Result<i64, ClientCertificateError> {
     if !chain.iter().all(|link| link.is_for_clients()) {
         return Err(ClientCertificateError::Usage);
@@ -203,14 +204,14 @@ struct Parsed<'a> {
     says: Statements,
 }
 
-/// What the extensions of a certificate say, as far as it matters for clients.
+/// The extensions of a certificate that matter for clients.
 #[derive(Default)]
 struct Statements {
-    /// Whether it is an authority, and how many intermediates may be below it.
+    /// True if it is an authority, and the number of intermediates allowed below it.
     constraints: Option<(bool, Option<u32>)>,
-    /// Whether its key may sign certificates.
+    /// True if its key may sign certificates.
     signs: Option<bool>,
-    /// Whether it is for client authentication.
+    /// True if it is for client authentication.
     client: Option<bool>,
     constrains_names: bool,
     has_names: bool,
@@ -286,8 +287,8 @@ impl<'a> Parsed<'a> {
         }
     }
 
-    /// Whether this certificate may sign others. An authority that the server trusts may be of version 1; an
-    /// intermediate must say that it is an authority.
+    /// Returns true if this certificate may sign others. An authority that the server trusts may be of
+    /// version 1; an intermediate must say that it is an authority.
     fn may_sign(&self, is_root: bool) -> bool {
         let old_root = is_root && self.certificate.version() != X509Version::V3;
         let is_authority = match self.says.constraints {
@@ -297,7 +298,7 @@ impl<'a> Parsed<'a> {
         is_authority && self.says.signs != Some(false)
     }
 
-    /// Checks what this issuer says of the chain below it: how long it may be, and for which names. Constraints on
+    /// Checks this issuer's constraints on the chain below it: its length, and its names. Constraints on
     /// names are not evaluated: they refuse every certificate below that has such names.
     fn constrains(&self, below: &[&Parsed<'_>]) -> Result<(), ClientCertificateError> {
         let intermediates = below.len().saturating_sub(1);
@@ -313,14 +314,14 @@ impl<'a> Parsed<'a> {
         self.says.client != Some(false)
     }
 
-    /// Whether both speak for the same subject with the same key: a chain with both would go in circles.
+    /// Returns true if both have the same subject and the same key: a chain with both would go in circles.
     fn is_same_entity(&self, other: &Parsed<'_>) -> bool {
         self.certificate.subject().as_raw() == other.certificate.subject().as_raw()
             && self.spki() == other.spki()
     }
 }
 
-/// Whether a key of `spki` made the signature with the algorithm of that identifier.
+/// Returns true if a key of `spki` made the signature with the algorithm of that identifier.
 fn verified(
     algorithms: &WebPkiSupportedAlgorithms,
     spki: &[u8],

@@ -9,7 +9,7 @@ const BIT_STRING: u8 = 3;
 /// Where a certificate has its subject: after version, serial number, algorithm, issuer and validity.
 const SUBJECT: usize = 5;
 
-/// An element: its tag, the length of what is in it, and that.
+/// An element: its tag, the length of its content, and the content.
 pub(crate) fn element(tag: u8, content: &[u8]) -> Vec<u8> {
     let mut out = vec![tag];
     let length = content.len().to_be_bytes();
@@ -26,7 +26,7 @@ pub(crate) fn element(tag: u8, content: &[u8]) -> Vec<u8> {
     out
 }
 
-/// The first element as it is, what is in it, and what follows it.
+/// The first element as it is, its content, and the bytes after it.
 pub(crate) fn first(bytes: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
     let (head, length) = match *bytes.get(1)? {
         short @ 0..0x80 => (2, usize::from(short)),
@@ -41,7 +41,8 @@ pub(crate) fn first(bytes: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
     Some((bytes.get(..end)?, bytes.get(head..end)?, bytes.get(end..)?))
 }
 
-/// Replaces the element at `place` of what is signed, and signs it anew. None if it is not such a structure.
+/// Replaces the element at `place` of the signed part, and signs it anew. None if it is not such a
+/// structure.
 fn replaced<E>(
     signed: &[u8],
     place: usize,

@@ -1,4 +1,4 @@
-//! Signatures that stand apart from what they sign: JSON web signatures in compact form, without their payload.
+//! Signatures apart from their payload: JSON web signatures in compact form.
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;

@@ -27,14 +27,15 @@ pub enum PkiError {
     CipherSuite { name: String, known: String },
 }
 
-/// What all servers of a cluster have in common: names of files in the directory, and their content.
+/// The keys that all servers of a cluster share: names of files in the directory, and their content.
 pub type SharedKeys = BTreeMap<String, String>;
 
 /// The files of [`SharedKeys`]. The authority's certificate is the last: a directory with it is complete.
 const SHARED: [&str; 6] =
     ["sa.key", "sa.pub", "front-proxy-ca.key", "front-proxy-ca.crt", "ca.key", "ca.crt"];
 
-/// The cluster's certificates on disk. Opening makes what is missing and renews what is about to expire.
+/// The cluster's certificates on disk. Opening makes missing ones and renews those that are about to
+/// expire.
 pub struct ClusterPki {
     dir: PathBuf,
     ca: Authority,
@@ -92,7 +93,7 @@ impl ClusterPki {
         Ok(())
     }
 
-    /// The authority itself, for who signs for others.
+    /// The authority itself, for signing.
     pub fn authority(&self) -> Result<Authority, PkiError> {
         Authority::from_identity(self.ca.identity().clone())
     }
@@ -134,7 +135,8 @@ impl ClusterPki {
 /// A certificate with less time left than this is asked for again.
 const RENEWED: i64 = LIFETIME.whole_seconds() / 3;
 
-/// Whether a certificate is of this authority, for this subject, and has more than so many seconds left.
+/// Returns true if this authority issued the certificate for this subject, and more than `seconds` seconds
+/// are left.
 fn is_current(identity: &Identity, subject: &Subject, ca: &str, seconds: i64) -> bool {
     let Ok((_, pem)) = x509_parser::pem::parse_x509_pem(identity.certificate.as_bytes()) else {
         return false;

@@ -13,7 +13,7 @@ use x509_parser::certification_request::X509CertificationRequest;
 use x509_parser::extensions::{GeneralName, ParsedExtension};
 use x509_parser::prelude::FromDer;
 
-/// What a request wants certified.
+/// The contents of a certificate signing request.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Request {
     pub common_name: String,
@@ -21,7 +21,7 @@ pub struct Request {
     pub dns_names: Vec<String>,
     /// The addresses of IP it names.
     pub addresses: Vec<IpAddr>,
-    /// Whether it names anything else: mail addresses, URIs.
+    /// True if it names anything else: mail addresses, URIs.
     pub other_names: bool,
 }
 
@@ -58,7 +58,7 @@ impl Request {
 pub struct NewRequest {
     /// The request, as PEM.
     pub request: String,
-    /// The key, as PEM. It stays with whoever asks.
+    /// The key, as PEM. It stays with the requester.
     pub key: String,
 }
 
@@ -91,7 +91,7 @@ impl Authority {
         request.verify_signature().map_err(|_| bad())?;
         let info = &request.certification_request_info;
         let mut params = CertificateParams::default();
-        // The subject is put in afterwards: what makes certificates here knows one organisation only.
+        // The subject is put in afterwards: the library for certificates supports one organisation only.
         params.distinguished_name = DistinguishedName::new();
         params.subject_alt_names = alternative_names(&request)?;
         params.is_ca = IsCa::NoCa;

@@ -32,7 +32,7 @@ impl SealKey {
         Ok(Self(key))
     }
 
-    /// As hexadecimal digits, for the person who carries it.
+    /// As hexadecimal digits, for a person to copy.
     pub fn reveal(&self) -> String {
         self.0.iter().map(|byte| format!("{byte:02x}")).collect()
     }

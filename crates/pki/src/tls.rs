@@ -17,8 +17,8 @@ use std::sync::Arc;
 use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-/// How a server meets its clients: the handshake, and the authorities that their certificates are verified against
-/// afterwards. Both travel together, because the handshake alone proves no identity.
+/// The TLS settings of a server: the handshake, and the authorities that client certificates are verified
+/// against afterwards. Both travel together, because the handshake alone proves no identity.
 #[derive(Debug, Clone)]
 pub struct ServerTls {
     pub config: Arc<ServerConfig>,
@@ -195,8 +195,8 @@ pub fn client_config(ca: &str, identity: Option<&Identity>) -> Result<ClientConf
     presenting(builder, identity)
 }
 
-/// Trusts whoever answers: for servers whose certificates nobody here can know, such as pods. The connection is
-/// private and nothing more.
+/// Trusts any server: for servers whose certificates nobody here can know, such as pods. The connection is
+/// encrypted, but the other side is not authenticated.
 pub fn unverified_client_config() -> Result<ClientConfig, PkiError> {
     unverified_client_config_as(None)
 }

@@ -34,7 +34,7 @@ pub enum KeyError {
     NoKey,
 }
 
-/// Who tokens in secrets are from, whatever the cluster's issuer is called.
+/// The issuer of tokens in secrets, whatever the cluster's issuer is.
 pub const LEGACY_ISSUER: &str = "kubernetes/serviceaccount";
 
 enum SigningKey {
@@ -163,7 +163,7 @@ impl VerifyingKey {
 
     fn of_info(info: &SubjectPublicKeyInfo<'_>) -> Result<Self, KeyError> {
         let public = info.subject_public_key.data.as_ref();
-        // The length of an uncompressed point tells its curve.
+        // The length of an uncompressed point determines its curve.
         let kind = match (info.algorithm.algorithm.to_id_string().as_str(), public.len()) {
             ("1.2.840.113549.1.1.1", _) => KeyKind::Rsa,
             ("1.2.840.10045.2.1", 65) => KeyKind::P256,
@@ -209,7 +209,7 @@ fn rsa_parts(public: &[u8]) -> Option<(Vec<u8>, Vec<u8>)> {
 pub struct TokenSigner {
     key: SigningKey,
     random: SystemRandom,
-    /// Who tokens say that they are from.
+    /// The issuer in the tokens.
     pub issuer: String,
     /// Issuers of tokens that were signed earlier.
     other_issuers: Vec<String>,
@@ -245,7 +245,8 @@ impl TokenSigner {
         Some(format!("{text}.{}", URL_SAFE_NO_PAD.encode(signature)))
     }
 
-    /// The claims of a token that is signed with an accepted key. Whether its time is now is for the caller to see.
+    /// The claims of a token that is signed with an accepted key. The caller checks the token's validity
+    /// period.
     pub fn verify(&self, token: &str) -> Option<Value> {
         if token.len() > MAX_TOKEN {
             return None;

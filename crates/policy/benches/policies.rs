@@ -1,4 +1,5 @@
-//! How long the table of many policies and pods takes, and one more pod: `cargo xtask bench network`.
+//! Measures building the table for many policies and pods, and adding one more pod: `cargo xtask bench
+//! network`.
 //!
 //! Needs root. It works in a network namespace of its own, which ends with it.
 

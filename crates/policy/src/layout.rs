@@ -137,7 +137,7 @@ pub fn rule_chain(id: Id) -> String {
     format!("rule-{id}")
 }
 
-/// The chain of a class: what none of its rules accepts is dropped.
+/// The chain of a class: packets that none of its rules accepts are dropped.
 pub fn class_rules(rules: &[Id]) -> Vec<Rule<PolicySet>> {
     let calls = rules.iter().map(|id| vec![jump(&rule_chain(*id))]);
     calls.chain([vec![Expr::Verdict(Verdict::Drop)]]).collect()
@@ -149,7 +149,7 @@ pub struct RuleIds {
     pub rule: Id,
     pub groups: Vec<Id>,
     pub names: Vec<Id>,
-    /// Whether the rule has elements in `blocks` and in `ports`.
+    /// True if the rule has elements in `blocks`; `numbers` is the same for `ports`.
     pub blocks: bool,
     pub numbers: bool,
 }

@@ -20,9 +20,10 @@ use crate::model::{Name, PodFacts, Policy};
 
 /// A pod of a file on the node has another uid than its object.
 const MIRROR: &str = "kubernetes.io/config.mirror";
-/// How long a new pod waits until all policies are known.
+/// Longest wait of a new pod for all policies to be known.
 const SYNC_PATIENCE: Duration = Duration::from_secs(60);
-/// How long a new pod waits for its own object; then policies that ask for labels do not select it yet.
+/// Longest wait of a new pod for its own object; after it, policies with label selectors do not select the
+/// pod yet.
 const POD_PATIENCE: Duration = Duration::from_secs(5);
 /// A table that somebody else keeps changing is not made again more often than this.
 const HEAL_PERIOD: Duration = Duration::from_secs(1);
@@ -30,7 +31,7 @@ const PURPOSE: &str = "network policies";
 /// Pods that come and go at the same time; more wait.
 const REQUESTS: usize = 64;
 
-/// How the guard works.
+/// Settings of the policy controller.
 #[derive(Debug, Clone)]
 pub struct PolicyConfig {
     /// The name of the nftables tables.
@@ -118,7 +119,7 @@ fn slim_namespace(namespace: &mut Namespace) {
     namespace.status = None;
 }
 
-/// What changed since the last transaction.
+/// The changes since the last transaction.
 #[derive(Default)]
 struct Pending {
     pods: BTreeSet<ObjectKey>,
@@ -424,7 +425,7 @@ impl FamilyTable {
         self.apply(transaction, Vec::new()).await.map(drop)
     }
 
-    /// Answers whether somebody else may have changed the table unnoticed.
+    /// Returns true if somebody else may have changed the table unnoticed.
     async fn apply(
         &mut self,
         transaction: Transaction<PolicySet>,

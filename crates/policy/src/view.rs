@@ -1,4 +1,4 @@
-//! What the kernel's table does with the packets of a pod, read back from the kernel.
+//! Reads back from the kernel which packets of a pod its table allows.
 
 use std::net::IpAddr;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! How long a table of many Services takes, and how much memory: `cargo xtask bench network`, or
+//! Measures the time and memory of a table with many Services: `cargo xtask bench network`, or
 //! `cargo bench -p ferrite-proxy --bench services -- 10000 10`.
 //!
 //! Needs root. It works in a network namespace of its own, which ends with it.

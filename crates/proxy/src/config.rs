@@ -1,4 +1,4 @@
-//! How the proxy is configured, and what follows from it on this node.
+//! The proxy's configuration, and the settings of this node that follow from it.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -9,7 +9,7 @@ use ferrite_nft::KernelError;
 use crate::layout::{LayoutConfig, LocalTraffic, NodePortAddresses};
 use crate::model::{Cidr, IpFamily};
 
-/// How the proxy works.
+/// Settings of the proxy.
 #[derive(Debug, Clone)]
 pub struct ProxyConfig {
     pub node_name: String,
@@ -31,7 +31,7 @@ pub struct ProxyConfig {
     pub min_sync_period: Duration,
     /// The time after which a failed transaction is tried again.
     pub sync_period: Duration,
-    /// Whether an address that cannot be listened at is an error; else it is a warning.
+    /// True if an address that cannot be listened at is an error; else it is a warning.
     pub bind_address_hard_fail: bool,
     /// Where `/healthz` and `/livez` are answered.
     pub healthz_bind_address: Option<SocketAddr>,
@@ -81,7 +81,7 @@ pub enum ProxyError {
 }
 
 impl ProxyConfig {
-    /// What the table of one family depends on, with the addresses that the node has.
+    /// The inputs of one family's table, with the addresses that the node has.
     pub(crate) fn layout(&self, family: IpFamily, addresses: &[IpAddr]) -> LayoutConfig {
         layout_config(self, family, addresses)
     }
@@ -105,7 +105,7 @@ fn layout_config(config: &ProxyConfig, family: IpFamily, addresses: &[IpAddr]) -
     }
 }
 
-/// Whether packets that stay on a bridge pass connection tracking (br_netfilter).
+/// Returns true if packets that stay on a bridge pass connection tracking (br_netfilter).
 fn bridges_are_tracked(family: IpFamily) -> bool {
     let file = match family {
         IpFamily::V4 => "/proc/sys/net/bridge/bridge-nf-call-iptables",

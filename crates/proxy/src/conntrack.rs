@@ -23,7 +23,7 @@ pub struct ConntrackError(#[source] Box<nlink::Error>);
 struct Flow {
     /// Where the client sent it.
     destination: EndpointAddress,
-    /// Who answers.
+    /// The endpoint that answers.
     server: EndpointAddress,
 }
 

@@ -1,4 +1,4 @@
-//! From what the table has and what it should have to one transaction. No I/O.
+//! Computes one transaction from the present and the desired table. No I/O.
 //!
 //! A change of one service port costs elements in proportion to the change: an endpoint that comes or goes moves at
 //! most one other endpoint to another index, and no rule is written unless a class appears for the first time.
@@ -33,11 +33,11 @@ struct PortState {
     affinity: bool,
 }
 
-/// Who claims an element, first come first served. Two Services with one external address is a mistake of their
-/// owners; the second gets the address when the first lets it go.
+/// The claimants of an element; the first one has it. Two Services with one external address are a mistake
+/// of their owners; the second gets the address when the first gives it up.
 type Claimants = Vec<(ServicePortName, Value)>;
 
-/// What the table has, or will have after the transactions that were taken from here.
+/// The table as it is, or will be after the transactions that were taken from here.
 pub struct Programmed {
     config: LayoutConfig,
     ports: BTreeMap<ServicePortName, PortState>,
@@ -59,7 +59,7 @@ struct ElementChange {
     comment: String,
 }
 
-/// What the transaction that is being made changes.
+/// The changes of the transaction that is being made.
 #[derive(Default)]
 struct Changes {
     elements: HashMap<(SetName, Key), ElementChange>,
@@ -112,7 +112,7 @@ impl Programmed {
         self.ports.range(first..).map(|(name, _)| name).take_while(own).cloned().collect()
     }
 
-    /// Notes what a service port needs; nothing if it is gone.
+    /// Records the needs of a service port; `None` if it is gone.
     pub fn update(&mut self, name: &ServicePortName, desired: Option<DesiredPort>) {
         let before = self.ports.remove(name);
         let Some(desired) = desired else {

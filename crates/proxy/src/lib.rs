@@ -1,7 +1,8 @@
 //! The service proxy: Services and EndpointSlices become nftables maps.
 //!
 //! The pure core goes from API objects to a transaction: [`model`] (service ports with their endpoints), [`layout`]
-//! (the table as data) and [`diff`] (what to change). `ferrite-nft` sends it through netlink, and [`sync`] keeps one table
+//! (the table as data) and [`diff`] (the changes). `ferrite-nft` sends it through netlink, and [`sync`]
+//! keeps one table
 //! up to date. [`Proxy`] puts them behind informers, with [`conntrack`] and [`health`] beside.
 
 mod config;

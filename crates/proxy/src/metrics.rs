@@ -17,7 +17,7 @@ struct FamilyCounters {
     last: i64,
 }
 
-/// What happened so far.
+/// The proxy's counters.
 #[derive(Debug, Default)]
 pub struct Metrics {
     families: Mutex<BTreeMap<IpFamily, FamilyCounters>>,

@@ -36,17 +36,17 @@ const HEAL_PERIOD: Duration = Duration::from_secs(1);
 /// The comment of the table.
 const PURPOSE: &str = "rules for Services";
 
-/// What changed since the last synchronisation.
+/// The changes since the last synchronisation.
 #[derive(Default)]
 struct Pending {
     services: BTreeSet<ObjectKey>,
     /// Facts of the node or ranges of Services changed.
     everything: bool,
-    /// What to do about the tables besides.
+    /// The state of the kernel's tables, which may have to be made again.
     tables: TableDoubt,
 }
 
-/// How sure we are of the kernel's tables.
+/// The certainty that the kernel's tables are ours.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 enum TableDoubt {
     #[default]
@@ -147,8 +147,8 @@ impl Proxy {
         Ok(Self { first_sync })
     }
 
-    /// Waits until the kernel has been told of all Services that existed at the start, and says whether it took them.
-    /// A proxy that fails tries again.
+    /// Waits until the proxy has sent all Services that existed at the start to the kernel, and returns
+    /// true if the kernel took them. A proxy that fails tries again.
     pub async fn first_sync(&self) -> bool {
         let mut first = self.first_sync.clone();
         first.wait_for(Option::is_some).await.is_ok_and(|synced| *synced == Some(true))

@@ -51,7 +51,7 @@ pub fn served_ports<'a>(
     served.collect()
 }
 
-/// The size of what a synchronisation changed.
+/// The size of a synchronisation's changes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Synced {
     pub rebuilt: bool,
@@ -60,7 +60,7 @@ pub struct Synced {
     pub chains: usize,
 }
 
-/// The table of one family and what it has.
+/// The table of one family and its contents.
 pub struct FamilyProxy {
     programmed: Programmed,
     table: Table,
@@ -103,7 +103,7 @@ impl FamilyProxy {
         self.must_rebuild = true;
     }
 
-    /// Whether the kernel still has the table that was made here.
+    /// Returns true if the kernel still has the table that was made here.
     pub fn table_is_ours(&mut self) -> Result<bool, KernelError> {
         self.table.is_ours()
     }

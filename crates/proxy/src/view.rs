@@ -1,4 +1,4 @@
-//! What the kernel's table does with packets to Services, read back from the kernel.
+//! Reads back from the kernel where its table sends packets to Services.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
@@ -14,7 +14,7 @@ use crate::model::EndpointAddress;
 pub enum Way {
     /// To one of the endpoints, which this chain chooses.
     Endpoints { chain: String, endpoints: Vec<EndpointAddress> },
-    /// The client is told that nobody answers.
+    /// The client gets a rejection.
     Rejected,
     /// Nothing is said to the client.
     Dropped,

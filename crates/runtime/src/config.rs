@@ -6,7 +6,7 @@ use ferrite_network::PodNetwork;
 
 use crate::rootfs::Images;
 
-/// Where a runtime keeps its things and whom it works with.
+/// The directories and partners of a runtime.
 #[derive(Clone)]
 pub struct Config {
     /// Persistent state: records, writable layers. Must be on a file system overlayfs accepts as upper.
@@ -16,8 +16,8 @@ pub struct Config {
     /// Control group below which everything of this runtime lives, e.g. `/ferrite`. Removed by
     /// [`crate::destroy`].
     pub cgroup_parent: String,
-    /// Which form of control groups kubelets are told to ask for. Both are always understood: a parent that is
-    /// a slice is systemd's.
+    /// The cgroup driver that the runtime reports to kubelets. The runtime always understands both: a
+    /// parent that is a slice belongs to systemd.
     pub cgroup_driver: ferrite_cri::v1::CgroupDriver,
     /// The binary to run as supervisor; it must call [`crate::supervisor::main`] when started under the
     /// name [`crate::supervisor::NAME`]. Usually `/proc/self/exe`.
@@ -29,11 +29,11 @@ pub struct Config {
     pub handlers: BTreeMap<String, PathBuf>,
     /// Where the streaming server for exec, attach and port-forward listens; loopback only.
     pub streaming_address: std::net::SocketAddr,
-    /// What a container outside of a cluster may have besides.
+    /// Additional settings for containers outside of a cluster.
     pub extras: Extras,
 }
 
-/// What CRI has no words for. A runtime of a cluster leaves all of it empty.
+/// Settings that CRI cannot express. The runtime of a cluster leaves all of them empty.
 #[derive(Clone, Default)]
 pub struct Extras {
     /// Directory in which containers write (`upper` and `work` below it), kept when they are removed. With
@@ -56,11 +56,11 @@ pub struct Extras {
     pub adjust: Option<Adjust>,
 }
 
-/// How to communicate with the processes of another sandbox.
+/// The IPC namespace of another sandbox, for sharing it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JoinIpc {
     pub namespace: PathBuf,
-    /// What containers have as `/dev/shm`.
+    /// The directory that containers see as `/dev/shm`.
     pub shared_memory: PathBuf,
 }
 

@@ -1,4 +1,4 @@
-//! How many files and connections this process may have open, and its containers.
+//! Limits of open files and connections for this process and its containers.
 
 use nix::sys::resource::{Resource, getrlimit, rlim_t, setrlimit};
 use std::io;
@@ -12,8 +12,9 @@ static STARTED_WITH: OnceLock<(rlim_t, rlim_t)> = OnceLock::new();
 /// The limit Linux gives where nobody says otherwise.
 const DEFAULT: usize = 1024;
 
-/// Raises the limit of this process to what the system allows, and answers it. A server has a connection for every
-/// client, and a store that must always be able to open a file. Containers keep the limit the process was started with.
+/// Raises the limit of this process to the system's maximum, and returns it. A server has a connection for
+/// every client, and a store that must always be able to open a file. Containers keep the limit the process
+/// was started with.
 pub fn raise() -> usize {
     let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return DEFAULT };
     let (_, hard) = *STARTED_WITH.get_or_init(|| (soft, hard));

@@ -6,7 +6,7 @@ use crate::streaming::spdy_codec::{HEADER_LENGTH, Reader, SpdyError, head};
 use bytes::Bytes;
 use std::io;
 
-/// Reads SPDY frames until the bytes end or one is refused; tells how many there were.
+/// Reads SPDY frames until the bytes end or one is refused; returns their number.
 pub fn spdy(mut bytes: &[u8]) -> Result<usize, SpdyError> {
     let mut reader = Reader::default();
     let mut frames = 0;
@@ -20,7 +20,7 @@ pub fn spdy(mut bytes: &[u8]) -> Result<usize, SpdyError> {
     Ok(frames)
 }
 
-/// Reads a layer's archive to its end; tells how many bytes its files hold.
+/// Reads a layer's archive to its end; returns the total size of its files.
 pub fn layer(bytes: &[u8]) -> Result<u64, ImageError> {
     let mut archive = TarReader::new(bytes);
     let mut content = 0;

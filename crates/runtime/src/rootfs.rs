@@ -1,4 +1,4 @@
-//! What the runtime needs to know of images: what to run and which directories make the root.
+//! The runtime's view of images: the command to run and the directories that make the root.
 
 use std::path::PathBuf;
 

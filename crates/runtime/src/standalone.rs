@@ -1,4 +1,4 @@
-//! Containers without a cluster: what may be done to a running one by any process of its owner.
+//! Containers without a cluster: the operations on a running one, for any process of its owner.
 //!
 //! A [`Runtime`](crate::Runtime) makes the container and takes it away; in between nobody has to be there,
 //! and a [`Task`] is all that is needed to talk to the supervisor.
@@ -51,7 +51,7 @@ pub struct Streams {
 }
 
 impl Streams {
-    /// Output is not lost: the container waits for whoever reads it.
+    /// Output is not lost: the container waits for its reader.
     pub(crate) fn into_request(self) -> (AttachedAtStart, Vec<OwnedFd>) {
         let wanted = AttachedAtStart {
             stdin: self.stdin.is_some(),
@@ -77,7 +77,7 @@ pub struct ExecOptions {
     pub privileged: bool,
 }
 
-/// What a container has used, and its limits.
+/// Resource usage of a container, and its limits.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
     pub cpu_nanoseconds: u64,
@@ -108,12 +108,12 @@ impl Task {
         std::fs::read_to_string(self.run_dir.join(IDENTITY)).ok().and_then(|identity| alive(&identity))
     }
 
-    /// How the container ended; `None` while it runs, and when its supervisor did not live to see it.
+    /// The exit of the container; `None` while it runs, and if its supervisor died before it.
     pub fn exit(&self) -> Option<Exit> {
         serde_json::from_slice(&std::fs::read(self.bundle.join(EXIT_RECORD)).ok()?).ok()
     }
 
-    /// Whether the container runs.
+    /// Returns true if the container runs.
     pub fn runs(&self) -> bool {
         self.exit().is_none() && self.supervisor().is_some()
     }
@@ -128,7 +128,7 @@ impl Task {
         PathBuf::from(format!("/proc/{}/ns/{kind}", self.pid))
     }
 
-    /// How others communicate with the container's processes.
+    /// The container's IPC namespace, for others to join.
     pub fn ipc(&self) -> crate::JoinIpc {
         crate::JoinIpc { namespace: self.namespace("ipc"), shared_memory: self.run_dir.join(SHM) }
     }
@@ -141,7 +141,7 @@ impl Task {
     /// Begins to watch for the container's end. From here on it is not missed, even if everything the container
     /// leaves behind is removed before anybody waits.
     pub async fn ending(&self) -> Ending {
-        // Asked for before the record is looked at: what happens in between is told.
+        // Subscribe before reading the record: then no exit in between is missed.
         let events = self.subscribe().await.ok();
         Ending { task: self.clone(), exit: self.exit(), events }
     }
@@ -242,7 +242,7 @@ impl Task {
             .map_err(|error| Error::internal(format!("the container's file system: {error}")))
     }
 
-    /// The processes of the container and of what was run in it, as the host counts.
+    /// The processes of the container and of its execs, as the host counts.
     pub fn processes(&self) -> Vec<i32> {
         let Ok(layout) = Layout::detect() else { return Vec::new() };
         let mut all = layout.processes(&self.cgroup);
@@ -255,7 +255,7 @@ impl Task {
         Layout::detect()?.freeze(&self.cgroup, frozen)
     }
 
-    /// What the container uses; `None` when its group is gone.
+    /// Resource usage of the container; `None` if its cgroup is gone.
     pub fn usage(&self) -> Option<Usage> {
         let layout = Layout::detect().ok()?;
         let memory = layout.memory(&self.cgroup)?;
@@ -280,7 +280,7 @@ pub struct Ending {
 }
 
 impl Ending {
-    /// How the container ended, once it has. `None` when its supervisor ended without a word.
+    /// Waits for the container's exit. `None` if its supervisor ended without reporting one.
     pub async fn wait(self) -> Option<Exit> {
         if self.exit.is_some() {
             return self.exit;

@@ -27,7 +27,7 @@ fn owned(result: libc::c_long) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// How a path below a directory is resolved.
+/// The rule for resolving a path below a directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Beneath {
     /// As if the directory were `/`: absolute symlinks and `..` stay inside.

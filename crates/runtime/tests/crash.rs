@@ -28,7 +28,7 @@ const GROUP: &str = "FERRITE_CRASH_GROUP";
 const REGISTRY: &str = "FERRITE_CRASH_REGISTRY";
 const ROUNDS: usize = 12;
 
-/// What the victim says on its standard output before it may be killed again.
+/// Prints a line of the victim, after which the parent may kill it.
 fn say(line: &str) {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{line}").unwrap();
@@ -43,7 +43,7 @@ fn victim(test: &str, directory: &Path, group: &str) -> Command {
     command
 }
 
-/// Lets a victim live for a random while, kills it, and gives what it said.
+/// Lets a victim live for a random while, kills it, and returns its output.
 fn kill_at_random(mut command: Command, longest: Duration) -> Vec<String> {
     let mut child = command.spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
@@ -129,7 +129,7 @@ async fn no_pod_is_lost_and_none_left_over() {
     assert_eq!(traces(&world.config), Vec::<String>::new());
 }
 
-/// Two images that share a layer, so that what is unpacked for one is used for the other.
+/// Two images that share a layer, so that a layer unpacked for one is used for the other.
 fn images() -> [TestImage; 2] {
     let shared: Vec<(String, Vec<u8>)> = (0..200).map(|n| (format!("shared/{n}"), vec![7; 4096])).collect();
     let shared: Vec<(&str, &[u8])> = shared.iter().map(|(name, bytes)| (name.as_str(), &bytes[..])).collect();

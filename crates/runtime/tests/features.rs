@@ -1,5 +1,5 @@
-//! What a pod may ask for beyond the usual: user namespaces, image volumes, devices by name, profiles,
-//! sysctls, statistics.
+//! Tests of less common pod settings: user namespaces, image volumes, devices by name, profiles, sysctls,
+//! statistics.
 
 // Helpers of tests may unwrap as tests do.
 #![allow(clippy::unwrap_used)]

@@ -15,7 +15,7 @@ use futures_util::StreamExt;
 use tokio_util::sync::CancellationToken;
 use world::{LIMIT, World, shell};
 
-/// A runtime on a socket, until told to close.
+/// A runtime on a socket, until the test closes it.
 struct Served {
     path: PathBuf,
     client: Client,
@@ -101,7 +101,7 @@ async fn errors_keep_their_code() {
     // A runtime that went away is unavailable, not broken.
     let (client, path) = (served.client.clone(), served.path.clone());
     served.close().await;
-    // Whether or not the old connection is known to have ended, the call finds nobody there.
+    // The call finds nobody, even if the client has not yet noticed the end of the old connection.
     let away = client.version(VersionRequest::default()).await.unwrap_err();
     assert_eq!(away.code, Code::Unavailable, "{away}");
     assert!(away.message.contains(&path.display().to_string()), "{away}");

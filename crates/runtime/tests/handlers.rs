@@ -63,7 +63,7 @@ async fn life(handler: &str) {
     let (status, output) = world.run(&sandbox, config).await;
     assert_eq!(status.exit_code, 0, "{output}");
     assert!(output.starts_with("/dev/pts/"), "{output}");
-    // What cannot be run says why.
+    // A failed start reports its cause.
     let id = world.create(&sandbox, world::container("c", &["/no/such"])).await;
     let error = world.try_start(&id).await.unwrap_err();
     assert!(error.message.contains("/no/such") || error.message.contains("no such file"), "{error}");
@@ -193,7 +193,7 @@ async fn users(handler: &str) {
     let out = world.exec_out(&id, "while ! [ -s /data/new ]; do :; done; id -u; cat /data/new").await;
     assert_eq!(out, "0\ny\n");
     assert_eq!(std::fs::metadata(data.join("new")).unwrap().uid(), 0, "the volume has its own identities");
-    // The namespaces belong to the pod's, so that its root may do there what root may.
+    // The namespaces belong to the pod's, so that its root has root's rights there.
     let owner = |kind: &str| {
         let namespace = std::fs::File::open(format!("/proc/{pid}/ns/{kind}")).unwrap();
         // SAFETY: the request takes no argument and returns a descriptor.

@@ -52,7 +52,7 @@ async fn orphans_are_reaped_and_end_with_their_container() {
     world.stop(&id, 0).await;
     let members: Vec<String> =
         traces(&world.config).into_iter().filter(|trace| trace.starts_with("member")).collect();
-    // What is left of the pod is its supervisor at most, never a process of the container.
+    // At most the supervisor is left of the pod, never a process of the container.
     for member in &members {
         let pid = member.trim_start_matches("member ");
         let command = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
@@ -109,7 +109,7 @@ async fn a_flood_of_output_does_not_stop_anybody() {
     let world = World::new().await;
     let sandbox = world.sandbox().await;
     let id = world.start(&sandbox, shell("flood", "exec yes 0123456789012345678901234567890123456789")).await;
-    // While it writes as fast as it can, the log moves on, others run, and it ends when told to.
+    // While it writes as fast as it can, the log moves on, others run, and it ends on request.
     let request = ReopenContainerLogRequest { container_id: id.clone() };
     let log = world.status(&id).await.log_path;
     std::fs::rename(&log, format!("{log}.1")).unwrap();

@@ -195,7 +195,7 @@ async fn survives_restart_and_crash() {
         let store = store(root.path());
         store.import(Cursor::new(image.docker_save(&["app"])), quiet()).await.unwrap();
     }
-    // What a crash can leave: half a layer, half a blob, half an index.
+    // The remains of a crash: half a layer, half a blob, half an index.
     fs::create_dir_all(images.join("layers/tmp-1-0/fs")).unwrap();
     fs::create_dir_all(images.join("layers").join(Digest::of(b"no record").hex()).join("fs")).unwrap();
     fs::write(images.join("ingest/tmp-1-1"), "half").unwrap();

@@ -1,4 +1,4 @@
-//! What a container can see and do, and what it cannot.
+//! Tests of the limits of a container: the things that it can see and do, and those that it cannot.
 
 // Helpers of tests may unwrap as tests do.
 #![allow(clippy::unwrap_used)]
@@ -252,7 +252,7 @@ async fn no_descriptor_and_no_handle_to_our_binary_reaches_a_container() {
     assert_eq!(world.exec_out(&id, "ls /proc/1/fd | tr '\\n' ' '").await, "0 1 2 ");
     // ls itself opens the directory as the fourth.
     assert_eq!(world.exec_out(&id, "ls /proc/self/fd | tr '\\n' ' '").await, "0 1 2 3 ");
-    // Running what /proc/self/exe points at during set-up runs our supervisor: it must not be writable.
+    // Running the target of /proc/self/exe during set-up runs our supervisor: it must not be writable.
     let own = world.create(&sandbox, container("b", &["/bin/self", "/"])).await;
     let started = world.try_start(&own).await;
     let binary = env!("CARGO_BIN_EXE_ferrite-supervisor");

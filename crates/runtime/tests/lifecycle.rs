@@ -175,7 +175,7 @@ async fn exec_sync_gives_output_and_code_and_obeys_its_timeout() {
     let answer = world.exec(&id, &["/bin/sh", "-c", "echo $COLOUR; echo bad >&2; exit 4"], 10).await.unwrap();
     assert_eq!((answer.exit_code, answer.stdout, answer.stderr), (4, b"red\n".to_vec(), b"bad\n".to_vec()));
 
-    // Even what the command put into the background goes.
+    // Even the command's background processes go.
     let error = world.exec(&id, &["/bin/sh", "-c", "sleep 77 & sleep 78"], 1).await.unwrap_err();
     assert_eq!(error.code, Code::DeadlineExceeded);
     let mut left = String::new();

@@ -77,7 +77,7 @@ async fn pull_by_tag_and_digest() {
         .await
         .unwrap();
     assert!(!seen.lock().unwrap().iter().any(|e| matches!(e, ProgressEvent::Downloading { .. })));
-    // By digest what is here is right by definition; the registry is not even asked.
+    // By digest a local image is right by definition; the registry is not even asked.
     drop(registry);
     assert_eq!(pull(&store, &by_digest, Auth::Anonymous).await.unwrap().id, image.id());
     let gone = pull(&store, &name, Auth::Anonymous).await.unwrap_err();
@@ -191,13 +191,13 @@ async fn credentials_and_the_kubelets_distinctions() {
     assert!(images.list_images(ListImagesRequest::default()).await.unwrap().images.is_empty());
 }
 
-/// What the test's own server answers to a path and where a range starts.
+/// The test server's response to a path and the start of a range.
 type Handler = dyn Fn(&str, Option<u64>) -> Vec<u8> + Send + Sync;
 
-/// What it answers to whatever it was asked.
+/// The test server's response to a request.
 type Answer = dyn Fn(&Asked) -> Vec<u8> + Send + Sync;
 
-/// What the test's own server was asked.
+/// A request that the test server received.
 #[derive(Default)]
 struct Asked {
     path: String,
@@ -412,7 +412,7 @@ async fn lying_registries() {
         assert!(expected(&error), "{name}: {error:?}");
         assert!(store.list().unwrap().is_empty(), "{name}");
         assert_eq!(count(root.path().join("images/layers")), 0, "{name}");
-        // What failed does not stand in the way of the next attempt.
+        // A failed attempt does not block the next one.
         store.collect(&Default::default()).unwrap();
         assert_eq!(count(root.path().join("images/blobs/sha256")), 0, "{name}");
     }
@@ -562,7 +562,7 @@ async fn tokens_from_a_token_server() {
     }
 }
 
-/// What never ends is not read to its end.
+/// The client does not read an endless response to its end.
 #[tokio::test(flavor = "multi_thread")]
 async fn answers_without_bounds() {
     let endless = |head: &str| {

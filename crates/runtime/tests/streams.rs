@@ -136,7 +136,7 @@ async fn exec_over_older_websocket_protocols() {
         let url = world.runtime().exec(exec(&id, &["/bin/sh", "-c", script], false)).await.unwrap().url;
         let mut stream = websocket(&url, protocol).await;
         if is_text {
-            // What is not base64 is nobody's input.
+            // The server ignores input that is not base64.
             stream.send(Message::text("0!!")).await.unwrap();
         }
         stream.send(message(b"typed\n")).await.unwrap();

@@ -35,7 +35,7 @@ fn memory(bytes: i64) -> LinuxContainerResources {
     LinuxContainerResources { memory_limit_in_bytes: bytes, cpu_shares: 512, ..Default::default() }
 }
 
-/// What a container's life looks like to systemd. `hierarchy` says where the limits can be seen.
+/// A container's life as systemd sees it. `hierarchy` says where the test reads the limits.
 async fn life(hierarchy: Hierarchy) {
     let mut world = World::new().await;
     world.config.cgroup_driver = CgroupDriver::Systemd;

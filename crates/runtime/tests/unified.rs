@@ -40,7 +40,7 @@ fn a_machine_with_version_2_alone() {
     let point = |line: &str| line.split(' ').nth(1).map(str::to_owned);
     let mut mounts: Vec<String> =
         table.lines().filter_map(point).filter(|path| Path::new(path).starts_with(MOUNT)).collect();
-    // What was mounted last lies on top.
+    // Unmount in reverse order: the last mount lies on top.
     mounts.reverse();
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "a_machine_with_version_2_alone", "--nocapture", "--test-threads=1"]);

@@ -21,7 +21,8 @@ const ANNOTATION: &str = "test-plugin";
 #[serde(deny_unknown_fields)]
 struct NoArgs {}
 
-/// A `PodInfo` has what most plugins need. One that needs more reads the object from a store of the handle.
+/// A `PodInfo` has the fields that most plugins need. A plugin that needs more reads the object from a
+/// store of the handle.
 struct TestPlugin {
     pods: Store<Pod>,
 }

@@ -24,7 +24,7 @@ pub struct Cache {
     images: Arc<HashMap<String, usize>>,
     /// Nodes changed since the last snapshot.
     dirty: HashSet<String>,
-    /// The set of nodes, or what decides their order, changed since the last snapshot.
+    /// The set of nodes, or the basis of their order, changed since the last snapshot.
     reordered: bool,
 }
 
@@ -174,7 +174,7 @@ impl Cache {
         }
     }
 
-    /// Brings `snapshot` up to date, touching only what changed since the last time.
+    /// Brings `snapshot` up to date, touching only the changes since the last time.
     pub fn update(&mut self, snapshot: &mut Snapshot) {
         if self.reordered {
             let nodes = self.nodes.values().filter(|entry| entry.exists).map(|entry| entry.info.clone());

@@ -96,7 +96,7 @@ pub fn enough(nodes: usize, percentage: Option<usize>) -> usize {
     (nodes * percentage / 100).max(SEARCH_ALL)
 }
 
-/// The state that stays between cycles: where the last search stopped, and how many nodes are enough.
+/// The state between cycles: the place where the last search stopped, and the number of nodes to find.
 #[derive(Debug, Default)]
 pub struct Search {
     pub start: usize,

@@ -34,7 +34,7 @@ pub struct Explanation {
     pub preemption: Option<String>,
 }
 
-/// Amounts by which the pod's requests exceed what the node has free.
+/// Amounts by which the pod's requests exceed the node's free resources.
 fn shortages(pod: &PodInfo, node: &NodeInfo) -> Vec<String> {
     let (wanted, used, has) = (&pod.requests, &node.requested, &node.allocatable);
     let mut found = Vec::new();
@@ -54,7 +54,7 @@ fn shortages(pod: &PodInfo, node: &NodeInfo) -> Vec<String> {
     found
 }
 
-/// Explains what a cycle would do with the pod. All nodes are examined, however many there are.
+/// Explains the result of a cycle for the pod. All nodes are examined, however many there are.
 pub async fn explain(framework: &Framework, snapshot: &Snapshot, pod: &PodInfo) -> Explanation {
     let mut explanation = Explanation { pod: pod.key.to_string(), ..Explanation::default() };
     let mut state = CycleState::default();

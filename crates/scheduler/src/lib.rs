@@ -1,7 +1,7 @@
 //! The scheduler: gives every pod without a node one.
 //!
-//! [`framework`] says what a plugin can do at each extension point, [`plugins`] holds one module and one table row
-//! per plugin, [`profile`] says which plugins serve a scheduler's name, [`cycle`] is the pure decision over a
+//! [`framework`] has the extension points of plugins, [`plugins`] holds one module and one table row per
+//! plugin, [`profile`] lists the plugins of a scheduler's name, [`cycle`] is the pure decision over a
 //! [`snapshot`], [`preemption`] the choice of pods to remove, [`cache`], [`nominated`] and [`queue`] feed the decision,
 //! `devices` chooses devices for claims, [`extender`] asks web services, [`configuration`] has the settings, and [`service`] connects all that to the API.
 

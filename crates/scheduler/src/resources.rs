@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, PodSpec, PodStatus};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-/// What a pod without a CPU request is counted as when nodes are scored.
+/// CPU assumed for a pod without a CPU request when nodes are scored.
 const DEFAULT_MILLI_CPU: i64 = 100;
-/// What a pod without a memory request is counted as when nodes are scored.
+/// Memory assumed for a pod without a memory request when nodes are scored.
 const DEFAULT_MEMORY: i64 = 200 * 1024 * 1024;
 
 /// Amounts of the resources the scheduler counts; CPU in thousandths, the rest in whole units.
@@ -16,7 +16,7 @@ pub struct Resources {
     pub milli_cpu: i64,
     pub memory: i64,
     pub ephemeral_storage: i64,
-    /// How many pods; only a node's allocatable has it.
+    /// Number of pods; only a node's allocatable has it.
     pub pods: i64,
     /// Extended resources, huge pages and the like.
     pub scalar: BTreeMap<String, i64>,
@@ -128,8 +128,8 @@ fn held(status: &ContainerStatus) -> Option<Resources> {
     Some(held)
 }
 
-/// A container's requests. While a resize is under way the larger of what it asks for and what it holds counts; one that
-/// will never happen does not count.
+/// A container's requests. While a resize is in progress the larger of the requested and the present amount
+/// counts; one that will never happen does not count.
 fn container_requests(container: &Container, status: Option<&PodStatus>) -> Resources {
     let asked = Resources::from_list(container.resources.as_ref().and_then(|r| r.requests.as_ref()));
     let Some(status) = status else { return asked };
@@ -145,9 +145,9 @@ fn container_requests(container: &Container, status: Option<&PodStatus>) -> Reso
     }
 }
 
-/// What a pod needs at its most demanding moment. Init containers run one after another beside the sidecars started
-/// before them; then the containers run beside all sidecars. Overhead comes on top, and a request for the pod as a
-/// whole stands in place of the sum.
+/// The resources that a pod needs at its most demanding moment. Init containers run one after another
+/// beside the sidecars started before them; then the containers run beside all sidecars. Overhead comes on
+/// top, and a request for the pod as a whole replaces the sum.
 pub fn pod_requests(spec: &PodSpec, status: Option<&PodStatus>) -> Resources {
     let requests = |container: &Container| {
         // As upstream: a container that only initializes is not resized.

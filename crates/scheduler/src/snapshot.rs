@@ -47,11 +47,11 @@ impl HostPort {
 #[derive(Debug, Clone, PartialEq)]
 pub struct AffinityTerm {
     pub selector: Option<Selector>,
-    /// Namespaces it looks into.
+    /// Namespaces whose pods it selects.
     pub namespaces: Vec<String>,
-    /// It looks into all namespaces (an empty namespace selector).
+    /// It selects pods of all namespaces (an empty namespace selector).
     pub all_namespaces: bool,
-    /// It looks into the namespaces with these labels, too.
+    /// It selects pods of the namespaces with these labels, too.
     pub namespace_selector: Option<Selector>,
     pub topology_key: String,
     pub weight: i64,

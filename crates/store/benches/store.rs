@@ -1,7 +1,8 @@
-//! The store beside what it could have been built on, and beside etcd, in one run on one machine.
+//! The store beside alternative engines, and beside etcd, in one run on one machine.
 //!
-//! `cargo bench -p ferrite-store` prints a table. Parts can be chosen: `-- writes reads watch open endless`. How many
-//! updates the last one makes is `FERRITE_BENCH_UPDATES`, a million when not given; a hundred million fit as well.
+//! `cargo bench -p ferrite-store` prints a table. Parts can be chosen: `-- writes reads watch open
+//! endless`. `FERRITE_BENCH_UPDATES` sets the number of updates of the `endless` part, by default a
+//! million; a hundred million fit as well.
 //! etcd is left out where it is not installed. Files go to a directory below `FERRITE_BENCH_DIR`, or below the
 //! build directory: not to a file system in memory, where a synchronisation costs nothing.
 #![allow(clippy::unwrap_used)]
@@ -25,7 +26,8 @@ use tonic::transport::{Channel, Endpoint};
 
 const VALUE: usize = 1536;
 const FOR: Duration = Duration::from_secs(3);
-/// Writers take turns in slices, so that all of them see the same disk: what else it does changes by the second.
+/// Writers take turns in slices, so that all of them see the same disk: its other load changes by the
+/// second.
 const SLICE: Duration = Duration::from_millis(500);
 const TURNS: usize = 8;
 const WATCHERS: usize = 1000;
@@ -73,7 +75,7 @@ fn row(what: &str, figure: impl std::fmt::Display, note: &str) {
 /// One durable write, with the way to say that it is done.
 type Job = (u64, tokio::sync::oneshot::Sender<()>);
 
-/// Who is measured.
+/// A store to measure.
 #[derive(Clone)]
 enum Engine {
     Own(Arc<Store>),
@@ -104,7 +106,7 @@ impl Engine {
     }
 }
 
-/// Durable writes per second of so many clients to ten thousand keys.
+/// Durable writes per second that `clients` clients make to ten thousand keys.
 async fn rate(engine: &Engine, clients: usize) -> f64 {
     let stop = Arc::new(AtomicBool::new(false));
     let mut tasks = JoinSet::new();
@@ -364,7 +366,7 @@ fn memory() -> u64 {
     line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
 }
 
-/// In a process of its own, so that what it takes is the store's.
+/// In a process of its own, so that its memory is the store's.
 fn open_and_tell(dir: &Path) {
     let before = memory();
     let begun = Instant::now();
@@ -407,12 +409,12 @@ async fn opening() {
     }
 }
 
-/// What the files of a directory take. Some may go while we look.
+/// Total size of the files in a directory. A file that disappears meanwhile counts as nothing.
 fn on_disk(path: &Path) -> u64 {
     std::fs::read_dir(path).unwrap().flatten().filter_map(|e| Some(e.metadata().ok()?.len())).sum()
 }
 
-/// Durable updates to the same ten thousand keys, and what they leave on disk as time goes by.
+/// Durable updates to the same ten thousand keys, and their size on disk as time goes by.
 async fn endless() {
     const KEYS: u64 = 10_000;
     const WRITERS: u64 = 50;

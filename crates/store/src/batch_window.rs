@@ -1,8 +1,9 @@
-//! How long the writer waits for company.
+//! Decides how long the writer waits for more transactions before it writes a batch.
 //!
-//! Clients that were answered together come back together. A writer that takes what is there at once splits them in two
-//! halves for good: each waits through the other's synchronisation. Waiting for all of them costs the time they need to
-//! come back and saves a synchronisation, as long as they are few enough to be back sooner than the disk.
+//! Clients whose transactions were answered together send the next ones at about the same time. A writer
+//! that takes the first arrivals at once splits the clients into two halves for good, and each half waits
+//! through the other's fsync. Waiting for all of them costs the time until they return and saves one fsync.
+//! This pays as long as the clients are few enough to return before the disk would be done.
 
 use std::time::Duration;
 
@@ -12,23 +13,23 @@ const MOST: usize = 96;
 const LONGEST: Duration = Duration::from_millis(1);
 /// Shorter waits are not worth going to sleep.
 const SHORTEST: Duration = Duration::from_micros(20);
-/// How many batches in a row are taken as they are at most, after clients did not come back.
+/// Most batches in a row that are written without a wait after clients did not return.
 const MOST_SKIPPED: u32 = 64;
 
-/// What is known of those who may come back.
+/// The estimate of how many clients return after a batch.
 #[derive(Debug, Default)]
 pub(crate) struct BatchWindow {
-    /// Who may be there together next: those the last batch answers, and those who waited already.
+    /// Number of clients expected next: those that the last batch answered plus those already waiting.
     expected: usize,
-    /// How long the last batch was with the disk.
+    /// Time that the disk needed for the last batch.
     took: Duration,
-    /// So many batches are taken as they are.
+    /// Number of batches still to write without a wait.
     skip: u32,
-    /// How many will be when clients do not come back once more.
+    /// The next value of `skip` if clients do not return once more.
     next_skip: u32,
 }
 
-/// How many to wait for, and how long.
+/// The number of transactions to wait for, and the longest wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Wait {
     pub wanted: usize,
@@ -36,12 +37,13 @@ pub(crate) struct Wait {
 }
 
 impl BatchWindow {
-    /// Notes that a batch was written and is about to be answered, while so many others wait already.
+    /// Records that a batch of `count` transactions was written and is about to be answered, while
+    /// `waiting` others are queued.
     pub fn answering(&mut self, count: usize, waiting: usize, took: Duration) {
         (self.expected, self.took) = (count + waiting, took);
     }
 
-    /// Whether to wait, with so many transactions there by now.
+    /// Decides whether to wait for more transactions when `waiting` are queued already.
     pub fn wait(&mut self, waiting: usize) -> Option<Wait> {
         let wanted = std::mem::take(&mut self.expected);
         let longest = (self.took / 2).min(LONGEST);
@@ -57,7 +59,7 @@ impl BatchWindow {
 
     /// Notes how many there were in the end.
     pub fn came(&mut self, wait: Wait, count: usize) {
-        // Most of them are enough: who was late this time is there the next.
+        // Most of them are enough: a client that is late this time is there the next.
         if count >= wait.wanted - wait.wanted / 4 {
             self.next_skip = 0;
         } else {

@@ -119,7 +119,7 @@ pub struct Lease {
     pub expires_at: u64,
 }
 
-/// What a key holds.
+/// The value of a key and its metadata.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
     /// The value as it is stored.
@@ -128,7 +128,7 @@ pub struct Entry {
     pub created: Revision,
     /// The revision that last changed it.
     pub modified: Revision,
-    /// How many times it was written since it was created; 1 after creation.
+    /// Number of writes since the key was created; 1 after creation.
     pub version: u64,
     pub lease: LeaseId,
     /// The value as readers of objects see it, where that is not what is stored.

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use std::ops::Bound;
 use std::sync::Arc;
 
-/// What the next transaction is compared with.
+/// The state that the next transaction's conditions are checked against.
 #[derive(Debug)]
 pub(crate) struct State {
     pub map: Map,
@@ -19,20 +19,20 @@ pub(crate) struct State {
     pub leases: Leases,
 }
 
-/// What a transaction did to the state. Its changes are kept with those of its neighbours.
+/// The effect of a transaction on the state. Its changes are kept in the list shared by the batch.
 #[derive(Debug)]
 pub(crate) struct Applied {
-    /// None when nothing changed: the caller only waits for what it has seen to become durable.
+    /// None when nothing changed: the caller only waits until the state that it has seen is durable.
     pub record: Option<Record>,
     pub outcome: Outcome,
     pub durability: Durability,
 }
 
-/// What the log has to keep of a transaction.
+/// The part of a transaction that the log stores.
 #[derive(Debug, Default)]
 pub(crate) struct Record {
     pub revision: Revision,
-    /// How many changes it made.
+    /// Number of changes that it made.
     pub changes: usize,
     pub leases: Vec<LeaseRecord>,
 }
@@ -60,7 +60,7 @@ impl Draft {
         self.next
     }
 
-    /// The revision of the store after what was done so far.
+    /// The revision of the store after the operations so far.
     pub fn revision(&self) -> Revision {
         if self.changes.len() == self.first { self.state.revision } else { self.next }
     }
@@ -78,7 +78,7 @@ impl Draft {
         range_of(&self.state.map, start, end)
     }
 
-    /// The state with what was done so far.
+    /// The state after the operations so far.
     pub fn snapshot(&self) -> Snapshot {
         Snapshot { map: self.state.map.clone(), revision: self.revision() }
     }
@@ -125,7 +125,7 @@ impl Draft {
         entry
     }
 
-    /// Deletes a key and answers what it held. Deleting what is not there changes nothing.
+    /// Deletes a key and returns its entry. Deleting a missing key changes nothing.
     pub fn delete(&mut self, key: &Key) -> Option<Arc<Entry>> {
         let previous = self.state.map.remove(key.as_bytes())?;
         self.state.leases.reattach(key, Some(&previous), None);
@@ -156,7 +156,7 @@ impl State {
         }
     }
 
-    /// Compares, applies and numbers a transaction. What it changes is added to `changes`.
+    /// Checks, applies and numbers a transaction. Its changes are appended to `changes`.
     pub fn commit(&mut self, txn: Txn, changes: &mut Vec<Change>) -> Result<Applied, StoreError> {
         let failed = txn.compares.iter().find(|c| !c.holds(self.map.get(c.key().as_bytes()).map(|e| &**e)));
         if let Some(failed) = failed {
@@ -242,8 +242,8 @@ impl State {
     }
 }
 
-/// A value that keeps nothing else in memory: what the caller gave if it is all of its buffer and nobody else has it,
-/// or else a copy.
+/// A value that keeps nothing else in memory: the caller's value if it is all of its buffer and nobody else
+/// has it, or else a copy.
 fn alone(value: Bytes) -> Bytes {
     let own = Vec::from(value);
     match own.capacity() - own.len() > own.len() / 8 {

@@ -10,21 +10,21 @@ use std::time::{Duration, Instant};
 pub struct Change {
     pub revision: Revision,
     pub key: Key,
-    /// What the key holds after the change; none when it was deleted.
+    /// The entry after the change; `None` if the key was deleted.
     pub entry: Option<Arc<Entry>>,
-    /// What it held before; none when it was created.
+    /// The entry before the change; `None` if the key was created.
     pub previous: Option<Arc<Entry>>,
 }
 
 impl Change {
     fn cost(&self) -> usize {
         // A value replaced by a later change is kept alive by the history alone, so each change is charged
-        // for what it replaced; the rest is bookkeeping.
+        // for the replaced value; the rest is bookkeeping.
         128 + self.key.as_bytes().len() + self.previous.as_ref().map_or(0, |e| e.value.len() + 96)
     }
 }
 
-/// How much of the past is kept.
+/// Limits of the history that the store keeps.
 #[derive(Debug, Clone, Copy)]
 pub struct HistoryLimits {
     pub changes: usize,
@@ -45,8 +45,8 @@ impl Default for HistoryLimits {
 pub(crate) struct History {
     changes: VecDeque<Change>,
     bytes: usize,
-    /// The newest revision there was at a time, oldest first and not closer than a tenth of the age limit: what is
-    /// up to it is at least that old.
+    /// The newest revision at a time, oldest first and not closer than a tenth of the age limit: changes up
+    /// to it are at least that old.
     marks: VecDeque<(Instant, Revision)>,
     limits: HistoryLimits,
     /// The last revision whose changes are gone. Watches can start after it, not before.
@@ -89,7 +89,8 @@ impl History {
         }
     }
 
-    /// Forgets what is too old at `now`. Answers when to look again; none when nothing is left.
+    /// Drops changes that are too old at `now`. Returns the time of the next call; none when nothing is
+    /// left.
     pub fn expire(&mut self, now: Instant) -> Option<Instant> {
         // A mark stands for everything up to the next one, which is younger by a tenth of the limit at most.
         let limit = self.limits.age + self.limits.age / 10;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 pub struct LeaseState {
     /// Seconds since the Unix epoch.
     pub expires_at: u64,
-    /// Seconds it was granted for: what a renewal adds to the clock. Zero when it was granted until a time.
+    /// Seconds it was granted for: a renewal adds them to the clock. Zero when it was granted until a time.
     pub ttl: u64,
     /// The keys that end with it.
     pub keys: OrdSet<Key>,
@@ -37,8 +37,8 @@ impl Leases {
         self.by_id.len()
     }
 
-    /// An identifier nobody uses or has used: who still holds an old one must not mean a new lease by it. `now` in
-    /// seconds keeps it apart from those that were chosen before the store was opened.
+    /// An identifier that nobody uses or has used: a holder of an old one must not get a new lease by it.
+    /// `now` in seconds keeps it apart from those that were chosen before the store was opened.
     pub fn choose_id(&mut self, now: u64) -> LeaseId {
         let by_clock = i64::try_from(now).unwrap_or(0).saturating_mul(1 << 20);
         let mut id = self.last.saturating_add(1).max(by_clock).max(1);

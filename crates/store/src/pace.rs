@@ -1,22 +1,22 @@
-//! How long the writer holds a batch back for more.
+//! Decides how long the writer delays a batch to collect more transactions.
 //!
-//! Every write to the disk costs the processor as much as it costs the disk. Where the processor is what is short, fewer
-//! and larger writes leave more of it to those who bring the work, and everybody is answered sooner for having waited.
-//! Where it is not, a wait is a loss. Which of the two it is cannot be seen from here, so it is tried: for a moment
-//! batches are held back a little longer, or a little less, and what gets more done stays.
+//! Every write to the disk also costs processor time. When the processor is the bottleneck, fewer and
+//! larger writes leave more of it to the clients, and every client is answered sooner. Otherwise a delay is
+//! a loss. The writer cannot know which of the two is the case, so it tries: for a moment it delays batches
+//! a little longer, or a little less, and keeps the delay with the higher throughput.
 
 use std::time::{Duration, Instant};
 
-/// What can be tried, the shortest first.
+/// The delays to try, the shortest first.
 const WAITS: [Duration; 4] =
     [Duration::ZERO, Duration::from_micros(400), Duration::from_millis(1), Duration::from_millis(2)];
-/// How long something is tried before it is judged.
+/// Length of one measurement.
 const WINDOW: Duration = Duration::from_millis(50);
-/// By how much more must get done for a longer wait, in percent: what makes no difference is not worth waiting for.
+/// Gain in throughput that a longer wait must bring, in percent: without a gain it is not worth waiting.
 const GAIN: u64 = 2;
 /// Fewer transactions in a window are no load to speak of.
 const LEAST: u64 = 50;
-/// So many windows at most pass between two trials.
+/// Most windows between two trials.
 const MOST_REST: u32 = 128;
 
 /// Finds out which wait pays.
@@ -24,12 +24,12 @@ const MOST_REST: u32 = 128;
 pub(crate) struct Pace {
     level: usize,
     window: Window,
-    /// What was done in the window before the trial, at the level to come back to.
+    /// Throughput in the window before the trial, at the level to return to.
     before: u64,
     trial: Trial,
-    /// So many windows until the next trial.
+    /// Number of windows until the next trial.
     rest: u32,
-    /// How many will be when it changes nothing.
+    /// The next value of `rest` if the trial changes nothing.
     next_rest: u32,
     /// The next trial is one of a shorter wait.
     down: bool,
@@ -54,7 +54,7 @@ enum Trial {
 }
 
 impl Pace {
-    /// How long a batch is held back now.
+    /// The current delay of a batch.
     pub fn wait(&self) -> Duration {
         WAITS[self.level]
     }
@@ -70,7 +70,7 @@ impl Pace {
         }
         let Window { batches, transactions, .. } = std::mem::take(&mut self.window);
         self.window.begun = Some(now);
-        // Silence says nothing, and who always comes alone has nobody to wait for.
+        // An idle window shows nothing, and clients that come one at a time need no wait.
         if took > 2 * WINDOW || transactions < LEAST || 10 * transactions < 11 * batches {
             *self = Self { window: std::mem::take(&mut self.window), ..Self::default() };
             return;
@@ -78,7 +78,7 @@ impl Pace {
         self.judge(transactions * 1_000_000 / took.as_micros().max(1) as u64);
     }
 
-    /// Goes on after a window in which so many transactions were done in a second.
+    /// Takes the next step after a window with a throughput of `done` transactions per second.
     fn judge(&mut self, done: u64) {
         match self.trial {
             Trial::None if self.rest > 0 => self.rest -= 1,
@@ -126,7 +126,8 @@ mod tests {
         /// Transactions in a second and in a batch when batches are held back for a while.
         fn with(&self, wait: Duration) -> (f64, f64) {
             let wait = wait.as_micros() as f64;
-            // Everybody is either on the way or in a batch; what limits is the processor or the clients' patience.
+            // Every client is either on its way or in a batch; the processor or the number of clients is
+            // the limit.
             let (mut rate, mut size) = (1.0, 1.0);
             for _ in 0..50 {
                 let processor = 1e6 / (self.each + self.batch / size);
@@ -137,7 +138,7 @@ mod tests {
             (rate, size)
         }
 
-        /// Where a pace is after so many windows, and how much of the best it got done on the way.
+        /// The delay after `windows` windows, and the share of the best throughput reached on the way.
         fn run(&self, pace: &mut Pace, windows: u32) -> (Duration, f64) {
             let mut now = Instant::now();
             let (mut done, mut possible, mut noted) = (0.0, 0.0, 0);

@@ -14,7 +14,7 @@ use std::time::Instant;
 /// An answer that takes a while.
 pub type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
 
-/// Commits transactions in another process. Ends what it started when it is dropped.
+/// Commits transactions in another process. Ends its tasks when it is dropped.
 pub trait Remote: Debug + Send + Sync {
     fn commit(&self, txn: Txn) -> Answer<'_, Outcome>;
     fn grant(&self, expires_at: u64) -> Answer<'_, LeaseId>;
@@ -23,7 +23,7 @@ pub trait Remote: Debug + Send + Sync {
     fn revision(&self) -> Answer<'_, Revision>;
 }
 
-/// The way into the replica for what was committed elsewhere.
+/// Feeds changes that were committed elsewhere into the replica.
 #[derive(Debug, Clone)]
 pub struct Feed(Arc<Shared>);
 
@@ -37,7 +37,7 @@ impl Feed {
         self.0.published().snapshot.revision
     }
 
-    /// What a key holds in the replica.
+    /// The replica's entry for a key.
     pub fn get(&self, key: &[u8]) -> Option<Arc<Entry>> {
         self.0.published().snapshot.get(key).cloned()
     }
@@ -72,8 +72,8 @@ impl Feed {
         self.0.ring_all();
     }
 
-    /// Adds what was committed, in order. Each change is a key and what it holds now; `revision` is how far the
-    /// remote store had come, at least the last change's.
+    /// Adds committed changes, in order. Each change is a key and its present entry; `revision` is the
+    /// remote store's progress, at least the last change's.
     pub fn apply(&self, batch: Vec<(Revision, Key, Option<Arc<Entry>>)>, revision: Revision) {
         for (_, key, entry) in &batch {
             entry.iter().for_each(|entry| self.0.reveal(key, entry));
@@ -82,7 +82,7 @@ impl Feed {
         let reached;
         {
             let mut published = self.0.published_mut();
-            // Seen already: a watch that was begun anew may repeat what came before.
+            // Seen already: a watch that was begun anew may repeat earlier changes.
             let known = published.snapshot.revision;
             for (at, key, entry) in batch.into_iter().filter(|(at, ..)| *at > known) {
                 let map = &mut published.snapshot.map;
@@ -96,7 +96,7 @@ impl Feed {
                     changes.push(change);
                 }
             }
-            // Never back: a repeated batch ends before what is known.
+            // Never back: a repeated batch ends before the known revision.
             reached = known.max(revision);
             published.snapshot.revision = reached;
             let now = Instant::now();

@@ -1,4 +1,5 @@
-//! What callers and the writer share: the head, who waits for it, and what readers see.
+//! State shared by callers and the writer: the head, the transactions that wait for it, and the published
+//! snapshot.
 
 use crate::entry::{Entry, Revision};
 use crate::head::{Applied, Record, State};
@@ -19,24 +20,26 @@ use std::sync::{
 use std::time::Instant;
 use tokio::sync::{Notify, oneshot, watch};
 
-/// What became of a transaction, and something that its caller frees: a value that history has given up for it. One
-/// thread that frees what many others have allocated is slow, and stands in their way.
+/// The outcome of a transaction, and an entry for its caller to free: one that the history dropped in
+/// exchange. One thread that frees the memory of many others is slow and blocks them.
 pub(crate) type Answer = (Result<Outcome, StoreError>, Option<Arc<Entry>>);
 
-/// Where the fate of a transaction is told. The caller may have gone away; it happens all the same.
+/// Receives the outcome of a transaction. The caller may have gone away; the transaction is applied all the
+/// same.
 pub(crate) type Done = oneshot::Sender<Answer>;
 
-/// What readers see. Replaced as a whole under a short write lock.
+/// The state that readers see. Replaced as a whole under a short write lock.
 #[derive(Debug)]
 pub(crate) struct Published {
     pub snapshot: Snapshot,
     pub leases: Leases,
     pub history: History,
-    /// How often a remote store has gone back to an earlier revision: positions from before mean nothing any more.
+    /// Number of times a remote store went back to an earlier revision: positions of an earlier epoch are
+    /// invalid.
     pub epoch: u64,
 }
 
-/// Everything numbered, and what is to become of it.
+/// The newest state, and the batch that the writer takes next.
 #[derive(Debug)]
 pub(crate) struct Head {
     pub state: State,
@@ -50,12 +53,12 @@ pub(crate) struct Head {
 }
 
 impl Head {
-    /// Whether there is something for the writer to do.
+    /// Returns true if the writer has work to do.
     pub fn has_work(&self) -> bool {
         !self.batch.pending.is_empty() || self.is_urgent()
     }
 
-    /// Whether the writer should not wait for more.
+    /// Returns true if the writer must not wait for more transactions.
     pub fn is_urgent(&self) -> bool {
         !self.wishes.is_empty() || self.refused.is_some()
     }
@@ -78,7 +81,7 @@ pub(crate) struct Batch {
     pub pending: Vec<Pending>,
     /// Of all of them, in order.
     pub changes: Vec<Change>,
-    /// What the log has to keep of them; none without a log.
+    /// The log records of the batch; `None` without a log.
     pub records: Option<Records>,
 }
 
@@ -98,7 +101,7 @@ impl Batch {
         self.pending.push(Pending { applied, done });
     }
 
-    /// Whether one of them has to be durable, or may be later.
+    /// Returns true if the batch contains a change with this durability.
     pub fn has(&self, durability: Durability) -> bool {
         self.pending.iter().any(|p| p.applied.record.is_some() && p.applied.durability == durability)
     }
@@ -125,19 +128,21 @@ struct Submitted {
     done: Done,
 }
 
-/// What comes in for the head and its writer. Locked for moments only.
+/// The queue of submitted transactions. Locked for moments only.
 #[derive(Debug, Default)]
 struct Inbox {
     submitted: Vec<Submitted>,
-    /// The writer sleeps until so many are pending. While it works it looks again by itself.
+    /// The writer sleeps until this many transactions are pending. A writer that is awake checks the inbox
+    /// by itself.
     asleep: Option<usize>,
 }
 
 /// The state of a store.
 ///
 /// Transactions are numbered under the lock of the head. Many writers would queue up for it one by one, each going
-/// to sleep and being woken. Instead they leave their transactions in the inbox, and whoever gets the head numbers
-/// all that are there; who does not get it can rely on its holder, who looks into the inbox again after letting go.
+/// to sleep and being woken. Instead they leave their transactions in the inbox, and the one that gets the
+/// head numbers all that are there. The others can rely on the holder, which checks the inbox again after
+/// it unlocks the head.
 #[derive(Debug)]
 pub(crate) struct Shared {
     inbox: Mutex<Inbox>,
@@ -155,12 +160,12 @@ pub(crate) struct Shared {
     pub unreadable: AtomicBool,
     /// Rings when a lease was granted or renewed.
     pub leased: Notify,
-    /// The published revision, for those who wait for one that comes from elsewhere.
+    /// The published revision, for callers that wait for one from elsewhere.
     pub reached: watch::Sender<Revision>,
 }
 
 impl Shared {
-    /// `log` says whether what is committed is to be written.
+    /// With `log`, committed changes are written to the log.
     pub fn new(recovered: Recovered, log: bool) -> Self {
         let Recovered { map, revision, leases, mut history, .. } = recovered;
         history.mark(Instant::now(), revision);
@@ -195,7 +200,7 @@ impl Shared {
         self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Numbers a transaction, or leaves it to who has the head.
+    /// Numbers a transaction, or leaves it to the holder of the head.
     pub fn submit(&self, txn: Txn, done: Done) {
         let submitted = Submitted { txn, done };
         if let Some(mut head) = self.try_head() {
@@ -219,12 +224,12 @@ impl Shared {
         HeadGuard { shared: self, head: Some(head) }
     }
 
-    /// How many transactions wait for the writer.
+    /// Number of transactions that wait for the writer.
     pub fn waiting(&self) -> usize {
         self.head().batch.pending.len()
     }
 
-    /// Numbers what was submitted, unless somebody has the head who will see to it.
+    /// Numbers the submitted transactions, unless another holder of the head will do it.
     fn number(&self) {
         while let Some(mut head) = self.try_head() {
             self.number_all(&mut head);
@@ -242,8 +247,8 @@ impl Shared {
         }
     }
 
-    /// Gives the head up and wakes the writer if there is something to do. Answers whether more has come in, by
-    /// somebody who relied on the head being held.
+    /// Unlocks the head and wakes the writer if there is something to do. Returns true if more has come in,
+    /// from callers that relied on the head being held.
     fn let_go(&self, head: MutexGuard<'_, Head>) -> bool {
         let (pending, urgent) = (head.batch.pending.len(), head.is_urgent());
         drop(head);
@@ -297,7 +302,7 @@ impl Shared {
         woken.iter().for_each(|mailbox| mailbox.bell.notify_one());
     }
 
-    /// Wakes every watch, to look at what has become of the store.
+    /// Wakes every watch, to check the state of the store.
     pub fn ring_all(&self) {
         let all = {
             let subscribers = self.subscribers();
@@ -308,8 +313,8 @@ impl Shared {
     }
 }
 
-/// The head, held. Letting go of it wakes the writer where there is something to do, and numbers what has come in
-/// meanwhile.
+/// The head, locked. Unlocking wakes the writer where there is something to do, and numbers transactions
+/// that have come in meanwhile.
 pub(crate) struct HeadGuard<'a> {
     shared: &'a Shared,
     /// Always there but while it is being given up.
@@ -317,8 +322,8 @@ pub(crate) struct HeadGuard<'a> {
 }
 
 impl HeadGuard<'_> {
-    /// Gives the head up and sleeps until so many transactions are pending, something is urgent, or the time has come.
-    /// May return early.
+    /// Unlocks the head and sleeps until `wanted` transactions are pending, something is urgent, or `until`
+    /// has passed. May return early.
     pub fn sleep(mut self, wanted: usize, until: Option<Instant>) -> Self {
         let shared = self.shared;
         let mut inbox = shared.inbox();
@@ -328,7 +333,7 @@ impl HeadGuard<'_> {
             return shared.head();
         }
         inbox.asleep = Some(wanted);
-        // Given up while the inbox is held: whoever submits after this finds the head free, and the writer asleep.
+        // Released while the inbox is locked: a later submitter finds the head free, and the writer asleep.
         self.head = None;
         while inbox.asleep.is_some() {
             let Some(until) = until else {

@@ -42,7 +42,7 @@ pub enum StoreError {
     /// Writing failed in a way that can pass (no space): nothing of this transaction happened.
     #[error("the change could not be written: {0}")]
     Write(String),
-    /// The disk did not confirm what was written. The store takes no more changes until it is opened anew.
+    /// The disk did not confirm a write. The store takes no more changes until it is opened anew.
     #[error("the store has stopped taking changes: {0}")]
     Failed(String),
     #[error("the store is closed")]
@@ -65,9 +65,9 @@ pub enum StoreError {
     Unreachable(String),
 }
 
-/// How long a replica may take to show what was committed elsewhere.
+/// Longest wait for a replica to show a change that was committed elsewhere.
 const CATCH_UP: Duration = Duration::from_secs(30);
-/// How long a remote store may take to show that it is there.
+/// Longest wait for a remote store to respond.
 const CHECK: Duration = Duration::from_secs(2);
 /// No transaction may be larger.
 pub const MAX_TXN: usize = 16 << 20;
@@ -81,7 +81,7 @@ pub fn now_seconds() -> u64 {
     std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_secs())
 }
 
-/// Who makes changes durable and numbers them.
+/// The part that numbers changes and makes them durable.
 #[derive(Debug)]
 enum Engine {
     /// This process: the log, or nothing in memory mode.
@@ -90,11 +90,11 @@ enum Engine {
         /// Where the log is; none in memory mode.
         dir: Option<PathBuf>,
     },
-    /// Somebody else, who also feeds the replica.
+    /// A remote store, which also feeds the replica.
     Remote(Box<dyn Remote>),
 }
 
-/// A handle to the store. Dropping the last one writes what is pending and closes it.
+/// A handle to the store. Dropping the last one writes pending changes and closes it.
 #[derive(Debug)]
 pub struct Store {
     pub(crate) shared: Arc<Shared>,
@@ -125,7 +125,7 @@ impl Store {
         Self::start(log::Recovered::empty(limits), None)
     }
 
-    /// Opens or creates the store in the directory `path` and recovers what it holds.
+    /// Opens or creates the store in the directory `path` and recovers its contents.
     pub fn open(path: &Path, options: LogOptions, limits: HistoryLimits) -> Result<Self, OpenError> {
         let (log, recovered) = Log::open(path, options, limits)?;
         Ok(Self::start(recovered, Some(log)))
@@ -185,7 +185,7 @@ impl Store {
         matches!(self.engine, Engine::Remote(_))
     }
 
-    /// Waits until so many bytes more may be on their way to the disk.
+    /// Waits until `size` more bytes may be in flight to the disk.
     async fn turn(&self, size: usize) -> Result<SemaphorePermit<'_>, StoreError> {
         if size > MAX_TXN {
             return Err(StoreError::TooLarge { size, limit: MAX_TXN });
@@ -230,9 +230,10 @@ impl Store {
         told(answer).await
     }
 
-    /// Lets `make` read the newest state and write to it as one transaction, whatever its conditions are. `size`
-    /// is about what it will write. Answers what `make` did, once it is durable, and the store's revision after
-    /// it. An error of `make` leaves everything as it was. Only for a store of this process.
+    /// Lets `make` read the newest state and write to it as one transaction, whatever its conditions are.
+    /// `size` is about the size of its writes. Returns the result of `make`, once it is durable, and the
+    /// store's revision after it. An error of `make` leaves everything as it was. Only for a store of this
+    /// process.
     pub async fn transact<T, E: From<StoreError>>(
         &self,
         size: usize,
@@ -279,7 +280,7 @@ impl Store {
         Ok(id)
     }
 
-    /// Moves the end of a lease, with relaxed durability. Answers the seconds it was granted for.
+    /// Moves the end of a lease, with relaxed durability. Returns the seconds it was granted for.
     pub async fn renew(&self, id: LeaseId, expires_at: impl FnOnce(u64) -> u64) -> Result<u64, StoreError> {
         let renew = |head: &mut State, _: &mut Vec<Change>| {
             let ttl = head.leases.get(id).ok_or(StoreError::NoSuchLease(id))?.ttl;
@@ -322,7 +323,7 @@ impl Store {
         loop {
             let changed = self.lease_changed();
             tokio::pin!(changed);
-            // Registered before the leases are looked at: a grant in between is not missed.
+            // Registered before the leases are read: a grant in between is not missed.
             changed.as_mut().enable();
             let now = now_seconds();
             let leases = self.leases();
@@ -369,7 +370,7 @@ impl Store {
     }
 
     /// Waits until readers see everything anybody was acknowledged before the call: every [`Self::snapshot`] and
-    /// every watch from then on has it. Costs what [`Self::latest`] costs.
+    /// every watch from then on has it. Costs as much as [`Self::latest`].
     pub async fn catch_up(&self) -> Result<(), StoreError> {
         match &self.engine {
             Engine::Local { .. } => Ok(()),
@@ -429,7 +430,7 @@ impl Store {
             if revision < oldest {
                 return Err(StoreError::Compacted { wanted: revision, oldest });
             }
-            // The first change of a key tells what it held before; later ones add nothing.
+            // The first change of a key has the entry before it; later ones add nothing.
             let mut undo: HashMap<Key, Option<Arc<Entry>>> = HashMap::new();
             let changes = published.history.after(revision);
             for change in changes.filter(|change| change.key.as_bytes().starts_with(prefix)) {
@@ -471,13 +472,13 @@ impl Store {
             let mut subscribers = self.shared.subscribers();
             (subscribers.add(prefix, trigger), subscribers.dispatched)
         };
-        // What was dispatched before is in the history alone.
+        // Changes dispatched before the subscription are only in the history.
         let behind = after < dispatched;
         Ok(Watch { shared: Arc::clone(&self.shared), subscription, position: after, behind, epoch })
     }
 
-    /// Forgets the history up to and including `revision`. What is older than the limits given when the store was
-    /// opened goes by itself.
+    /// Forgets the history up to and including `revision`. The store itself drops changes beyond the limits
+    /// given when it was opened.
     pub fn compact(&self, revision: Revision) -> Result<(), StoreError> {
         let mut published = self.shared.published_mut();
         let current = published.snapshot.revision;
@@ -490,7 +491,7 @@ impl Store {
         Ok(())
     }
 
-    /// Writes a checkpoint now, while commits go on, and removes what it makes superfluous.
+    /// Writes a checkpoint now, while commits go on, and removes the files that it makes superfluous.
     pub async fn checkpoint(&self) -> Result<(), StoreError> {
         let (done, answer) = oneshot::channel();
         {
@@ -519,7 +520,7 @@ impl Store {
     }
 }
 
-/// Waits for what became of a transaction.
+/// Waits for the outcome of a transaction.
 async fn told(answer: oneshot::Receiver<Answer>) -> Result<Outcome, StoreError> {
     let Ok((outcome, past)) = answer.await else { return Err(StoreError::Closed) };
     drop(past);

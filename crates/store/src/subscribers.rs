@@ -1,7 +1,7 @@
-//! Who wants to hear of which changes: an index, so that a commit meets only those whom it concerns.
+//! Index of subscribers, so that a commit visits only the subscribers that it concerns.
 //!
-//! Subscribers are found by the prefixes of a changed key, and below a prefix by the value that a field has or had:
-//! the watchers of one node's pods are not visited for the pods of another.
+//! Subscribers are found by the prefixes of a changed key, and below a prefix by the value that a field has
+//! or had: a change of one node's pod does not visit the watchers of another node's pods.
 
 use crate::entry::{Entry, Key, Revision};
 use crate::history::Change;
@@ -13,7 +13,8 @@ use tokio::sync::Notify;
 /// Changes that wait for one subscriber. One that is further behind reads the history instead.
 const MAX_WAITING: usize = 256;
 
-/// Reads a field of what a key holds. None when it cannot tell: such a change concerns everybody who selects by the field.
+/// Reads a field of an entry. None if it is unknown: such a change concerns every watch that selects by the
+/// field.
 pub type ReadField = for<'a> fn(field: &str, key: &'a Key, entry: &'a Entry) -> Option<&'a [u8]>;
 
 /// Narrows a watch to the changes of objects in which a field has, or had, a value.
@@ -42,7 +43,7 @@ fn values<'a>(field: &str, read: ReadField, change: &'a Change) -> Option<[Optio
     Some([now, before.filter(|_| before != now)])
 }
 
-/// What waits for a subscriber, and the bell that wakes it.
+/// The changes queued for a subscriber, and the bell that wakes it.
 #[derive(Debug, Default)]
 pub(crate) struct Mailbox {
     pub bell: Notify,
@@ -80,7 +81,7 @@ impl Mailbox {
         *self.waiting() = Waiting { lost: true, ..Waiting::default() };
     }
 
-    /// Takes what waits. None when something is missing, which is so until the mailbox is cleared.
+    /// Takes the waiting changes. None when something is missing, which is so until the mailbox is cleared.
     pub fn take(&self) -> Option<Vec<Arc<[Change]>>> {
         let mut waiting = self.waiting();
         if waiting.lost {
@@ -120,7 +121,7 @@ struct Group {
     members: HashMap<u64, Arc<Mailbox>>,
 }
 
-/// Those below a prefix who select by one field, by the value.
+/// Subscribers below a prefix that select by one field, by its value.
 #[derive(Debug)]
 struct Field {
     name: &'static str,
@@ -130,7 +131,7 @@ struct Field {
 
 #[derive(Debug, Default)]
 struct Bucket {
-    /// Those who hear of everything below the prefix.
+    /// Subscribers of everything below the prefix.
     all: Group,
     fields: Vec<Field>,
 }
@@ -146,7 +147,7 @@ impl Bucket {
 pub(crate) struct Subscribers {
     buckets: BTreeMap<Vec<u8>, Bucket>,
     last_id: u64,
-    /// Every change up to here has been put into the mailboxes of those whom it concerns.
+    /// Every change up to here has been put into the mailboxes of the subscribers that it concerns.
     pub dispatched: Revision,
 }
 
@@ -203,8 +204,8 @@ impl Subscribers {
         }
     }
 
-    /// Puts changes into the mailboxes of those whom they concern, and answers these mailboxes: their bells are rung
-    /// once the changes are known to be dispatched.
+    /// Puts changes into the mailboxes of the subscribers that they concern, and returns these mailboxes:
+    /// their bells are rung once the changes are known to be dispatched.
     pub fn dispatch(&mut self, changes: &[Change], revision: Revision) -> Vec<Arc<Mailbox>> {
         let mut concerned: Vec<(&Group, Vec<Change>)> = Vec::new();
         let mut places: HashMap<u64, usize> = HashMap::new();
@@ -231,7 +232,8 @@ impl Subscribers {
         woken
     }
 
-    /// Starts anew at `revision`, of which nobody has heard: everybody reads the history, and finds what has become of it.
+    /// Starts anew at `revision`, which no subscriber has seen: all of them read the history, and find its
+    /// new state.
     pub fn reset(&mut self, revision: Revision) {
         self.dispatched = revision;
         self.all().iter().for_each(|mailbox| mailbox.lose());
@@ -268,8 +270,8 @@ impl Bucket {
     }
 }
 
-/// The buckets whose prefix a key has. Looks at few others: from each place on, the last prefix that is not greater than
-/// the key is one of its prefixes, or tells how long the next one can be.
+/// The buckets whose prefix a key has. Visits few others: from each place on, the last prefix that is not
+/// greater than the key is one of its prefixes, or limits the length of the next one.
 fn prefixes<'b, 'k>(
     buckets: &'b BTreeMap<Vec<u8>, Bucket>,
     key: &'k [u8],

@@ -33,7 +33,7 @@ impl Compare {
         }
     }
 
-    /// Whether it holds for what the key has now.
+    /// Returns true if the condition holds for the key's current entry.
     pub fn holds(&self, entry: Option<&Entry>) -> bool {
         match self {
             Self::Absent(_) => entry.is_none(),
@@ -123,13 +123,13 @@ impl Txn {
     }
 }
 
-/// What became of a transaction.
+/// The result of a transaction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
     /// The operations are durable. `revision` is the store's revision after them: unchanged when nothing
     /// changed (deletes of absent keys).
     Committed { revision: Revision },
-    /// A condition did not hold. `current` is what the key of the first such condition holds.
+    /// A condition did not hold. `current` is the entry of the first such condition's key.
     Conflict { revision: Revision, current: Option<Arc<Entry>> },
 }
 

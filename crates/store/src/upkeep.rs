@@ -15,7 +15,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
-/// What a store on disk holds.
+/// The contents of a store on disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Report {
     pub keys: usize,
@@ -70,14 +70,14 @@ fn read(dir: &Path) -> Result<Recovered, UpkeepError> {
     loop {
         match recover(dir, limits) {
             Ok(recovered) => return Ok(recovered),
-            // Nobody else is there to have moved anything, or it has been looked at often enough.
+            // No other process holds the directory and could have moved files, or all attempts failed.
             Err(error) if attempt == ATTEMPTS || hold(dir).is_ok() => return Err(error.into()),
             Err(_) => attempt += 1,
         }
     }
 }
 
-/// Reads everything, verifies every checksum and reports what there is.
+/// Reads everything, verifies every checksum and reports the contents.
 pub fn inspect(dir: &Path) -> Result<Report, UpkeepError> {
     let recovered = read(dir)?;
     let mut by_prefix: BTreeMap<String, (usize, u64)> = BTreeMap::new();
@@ -150,7 +150,7 @@ fn two_parts(key: &[u8]) -> String {
     key[..end].to_owned()
 }
 
-/// Saves what the store in `dir` holds to the file `to`, which appears whole or not at all.
+/// Saves the contents of the store in `dir` to the file `to`, which appears whole or not at all.
 pub fn save(dir: &Path, to: &Path) -> Result<SnapshotInfo, UpkeepError> {
     let Recovered { map, revision, leases, .. } = read(dir)?;
     write_snapshot(&Contents { snapshot: Snapshot { map, revision }, leases }, to)
@@ -179,7 +179,7 @@ fn write_snapshot(contents: &Contents, to: &Path) -> Result<SnapshotInfo, Upkeep
     Ok(SnapshotInfo { path: to.to_owned(), revision, keys, bytes: written.map_err(failed)? })
 }
 
-/// Reads a whole snapshot, verifies it, and says what it holds.
+/// Reads a whole snapshot, verifies it, and returns its contents.
 pub fn describe(path: &Path) -> Result<SnapshotInfo, UpkeepError> {
     let read = read_checkpoint_file(path)?;
     Ok(SnapshotInfo {
@@ -190,8 +190,8 @@ pub fn describe(path: &Path) -> Result<SnapshotInfo, UpkeepError> {
     })
 }
 
-/// Makes a store in `dir`, which must not have one, out of a snapshot. The revision is moved on by `skip`, so that
-/// nobody who has seen a later state takes old numbers for new ones.
+/// Makes a store in `dir`, which must not have one, out of a snapshot. The revision is moved on by `skip`,
+/// so that a client that has seen a later state does not take old numbers for new ones.
 pub fn restore(from: &Path, dir: &Path, skip: u64) -> Result<SnapshotInfo, UpkeepError> {
     let failed = |source| UpkeepError::Write { path: dir.to_owned(), source };
     let info = describe(from)?;

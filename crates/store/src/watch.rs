@@ -1,4 +1,4 @@
-//! Watches: a mailbox with what has changed, and a position in the shared history for those who fall behind.
+//! Watches: a mailbox with changes, and a position in the shared history for watches that fall behind.
 
 use crate::entry::Revision;
 use crate::history::Change;
@@ -31,7 +31,7 @@ pub struct Watch {
 
 /// Changes handed out at once.
 const BATCH: usize = 512;
-/// Changes looked at while the history is locked.
+/// Most changes examined while the history is locked.
 const SCAN: usize = 4096;
 
 impl Watch {
@@ -54,26 +54,27 @@ impl Watch {
         }
     }
 
-    /// What is there already; may be empty. Afterwards [`Watch::position`] is the revision up to which the
-    /// reader has seen everything. Sees everything that readers of the store can see.
+    /// Returns the changes that are available now; may be empty. Afterwards [`Watch::position`] is the
+    /// revision up to which the reader has seen everything. Sees everything that readers of the store can
+    /// see.
     pub fn ready(&mut self) -> Result<Vec<Change>, WatchEnd> {
         let batch = self.delivered()?;
         if !batch.is_empty() || self.behind {
             return Ok(batch);
         }
-        // What was published just now may not have been put into the mailbox yet.
+        // A change published just now may not be in the mailbox yet.
         let published = self.shared.published().snapshot.revision;
         if self.position < published { self.read_history() } else { Ok(batch) }
     }
 
-    /// The revision up to which everything has been handed out: what a bookmark may say.
+    /// The revision up to which everything has been handed out: the version of a bookmark.
     pub fn position(&self) -> Revision {
         self.position
     }
 
-    /// What the mailbox has, or the history for a watch that is behind.
+    /// Takes the changes from the mailbox, or from the history if the watch is behind.
     fn delivered(&mut self) -> Result<Vec<Change>, WatchEnd> {
-        // Read before the mailbox: what was dispatched up to here is in it.
+        // Read before the mailbox: changes dispatched up to here are in it.
         let dispatched = self.shared.dispatched();
         if !self.behind {
             match self.subscription.mailbox.take() {

@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 /// More than this is not held back for company.
 const MOST_HELD: usize = 64;
 
-/// Takes all that is pending, makes it durable with one synchronisation, publishes it, answers. Between batches it
-/// writes what was deferred when its time has come, and lets history grow old.
+/// Takes all that is pending, makes it durable with one synchronisation, publishes it, answers. Between
+/// batches it writes deferred records when their time has come, and trims the history.
 pub(crate) fn write_loop(shared: &Shared, mut log: Option<Log>) {
     let mut history_ends: Option<Instant> = None;
     let mut batch = Batch::new(log.is_some());
@@ -128,14 +128,15 @@ fn persist(log: &mut Log, batch: &mut Batch, flush: bool) -> Result<(), log::App
     Ok(())
 }
 
-/// So many transactions are shown and answered at a time: the first clients go on while the last are still being
-/// served, and readers never wait long.
+/// Number of transactions published and answered together: the first clients go on while the last are still
+/// being served, and readers never wait long.
 const TOGETHER: usize = 16;
 
-/// Shows a batch to readers and answers those who made it. Answers when history has to be looked at again.
+/// Publishes a batch to readers and answers its callers. Returns the time at which the history must be
+/// trimmed next.
 ///
-/// What readers see is a map of its own, not the head's: as long as nobody holds a snapshot its nodes are changed in
-/// place, where a shared one had to be copied for each batch.
+/// Readers have a map of their own, not the head's: its nodes are changed in place as long as nobody holds
+/// a snapshot. A map shared with the head would be copied for each batch.
 fn publish(shared: &Shared, batch: &mut Batch, revision: Revision, leases: Leases) -> Option<Instant> {
     let Batch { pending, changes, .. } = batch;
     // Leases are shown as they are after the whole batch, and nobody may see half of it.
@@ -186,7 +187,7 @@ fn show(published: &mut Published, changes: &[Change], past: &mut Vec<Arc<Entry>
     }
 }
 
-/// Answers those who made changes that are shown, and gives each something of the past.
+/// Answers the callers of published changes, and gives each an old entry to free.
 fn answer(pending: impl Iterator<Item = Pending>, past: &mut Vec<Arc<Entry>>) {
     for Pending { applied, done } in pending {
         // The caller may have gone away; the change is made all the same.

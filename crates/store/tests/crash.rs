@@ -74,7 +74,7 @@ fn counter(snapshot: &Snapshot, key: &str) -> Option<u64> {
     std::str::from_utf8(&entry.value).unwrap().parse().ok()
 }
 
-/// What the parent heard from one child.
+/// The messages that the parent received from one child.
 #[derive(Debug, Default)]
 struct Heard {
     opened: u64,
@@ -127,7 +127,7 @@ fn run_and_kill(dir: &Path, after: usize, heartbeats: bool) -> Heard {
         heard.line(&line);
     }
     child.kill().unwrap();
-    // What it managed to say before it died counts as well; a line without an end does not.
+    // Lines that the child printed before it died count as well; a line without an end does not.
     loop {
         line.clear();
         if out.read_line(&mut line).unwrap() == 0 {
@@ -181,7 +181,7 @@ async fn nothing_acknowledged_is_lost_whenever_it_is_killed() {
                 }
                 seen.extend(more.iter().map(|c| c.revision.0));
             },
-            // The history did not survive: the watcher is told so, and never just misses something.
+            // The history did not survive: the watcher gets an error, and never just misses something.
             Err(end) => assert!(matches!(end, WatchEnd::Compacted { .. })),
         }
         drop(store);

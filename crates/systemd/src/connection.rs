@@ -20,7 +20,7 @@ const MAX_DESCRIPTORS: usize = 4;
 pub const SYSTEMD: &str = "org.freedesktop.systemd1";
 pub const SYSTEMD_PATH: &str = "/org/freedesktop/systemd1";
 pub const MANAGER: &str = "org.freedesktop.systemd1.Manager";
-/// How long systemd may take for an answer or a job, as runc waits.
+/// Time limit for a reply or a job of systemd, the same as runc's.
 const TIME_LIMIT: Duration = Duration::from_secs(30);
 /// Longest line of the greeting.
 const MAX_LINE: usize = 512;
@@ -47,12 +47,12 @@ pub enum CallError {
 }
 
 impl CallError {
-    /// Whether systemd said that a unit is not there.
+    /// Returns true if systemd said that a unit does not exist.
     pub fn is_no_such_unit(&self) -> bool {
         matches!(self, Self::Refused { name, .. } if name.ends_with(".NoSuchUnit"))
     }
 
-    /// Whether systemd said that a unit is there already.
+    /// Returns true if systemd said that a unit exists already.
     pub fn is_unit_exists(&self) -> bool {
         matches!(self, Self::Refused { name, .. } if name.ends_with(".UnitExists"))
     }
@@ -163,7 +163,7 @@ impl Connection {
         }
     }
 
-    /// Waits until the job is over; answers its unit and what became of it.
+    /// Waits until the job is over; returns its unit and its result.
     pub fn job(&mut self, path: &str) -> Result<(String, String), CallError> {
         loop {
             let kept = self.signals.pop_front();

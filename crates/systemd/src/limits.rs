@@ -1,4 +1,4 @@
-//! What a unit is limited to, in systemd's words.
+//! The limits of a unit, as systemd's properties.
 
 use crate::wire::{Property, Value};
 
@@ -19,7 +19,7 @@ const INFINITY: u64 = u64::MAX;
 const WITH_PERIOD: u32 = 242;
 const WITH_CPUSETS: u32 = 244;
 
-/// Limits as the kernel counts them. What is `None` is left as it is.
+/// Limits as the kernel counts them. `None` leaves a limit unchanged.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes; negative for no limit.
@@ -54,7 +54,7 @@ impl Limits {
         if let Some(quota) = self.cpu_quota {
             let period = self.cpu_period.filter(|period| *period > 0).unwrap_or(SECOND / 10);
             let per_second = match u64::try_from(quota) {
-                // Rounded up: a limit must not be below what was asked for.
+                // Rounded up: a limit must not be below the requested one.
                 Ok(quota) if quota > 0 => {
                     quota.saturating_mul(SECOND).div_ceil(period).next_multiple_of(QUOTA_STEP)
                 }

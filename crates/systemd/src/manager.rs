@@ -8,7 +8,7 @@ use crate::wire::{Property, Reader, Value, Writer};
 const PROPERTIES: &str = "org.freedesktop.DBus.Properties";
 /// A job that is in the way of ours goes.
 const MODE: &str = "replace";
-/// How a unit may have ended that is as good as done: nothing was left to do.
+/// Job results that count as success.
 const GOOD_RESULTS: &[&str] = &["done", "skipped"];
 
 /// systemd, asked by one caller at a time.
@@ -42,7 +42,7 @@ impl Manager {
         self.version
     }
 
-    /// Makes a scope around a process. What is below it is left to us.
+    /// Makes a scope around a process. We manage the groups below it.
     pub fn start_scope(&mut self, request: &ScopeRequest<'_>) -> Result<(), CallError> {
         let mut properties = self.common(request.description);
         properties.push(("Slice", Value::Text(request.slice.to_string())));
@@ -74,7 +74,7 @@ impl Manager {
         if properties.is_empty() { Ok(()) } else { self.set_properties(unit, &properties) }
     }
 
-    /// Ends a unit and what is in it, and has systemd forget how that went. One that is not there is fine.
+    /// Ends a unit and its processes, and has systemd forget the result. A missing unit is fine.
     pub fn stop(&mut self, unit: &str) -> Result<(), CallError> {
         let mut body = Writer::default();
         body.text(unit);

@@ -31,7 +31,7 @@ impl Slice {
         Ok(Self { parts })
     }
 
-    /// Whether a parent of control groups is meant for systemd.
+    /// Returns true if a parent of control groups is a slice of systemd.
     pub fn is_slice(parent: &str) -> bool {
         parent.ends_with(SUFFIX)
     }

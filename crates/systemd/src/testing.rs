@@ -1,7 +1,7 @@
 //! A real systemd for tests: the first process of namespaces of its own, with control groups of its own.
 //!
-//! A test runs itself again inside ([`Machine::run_again`]); what it does there is done on a machine whose init
-//! is systemd. Everything ends with the value.
+//! A test runs itself again inside ([`Machine::run_again`]), on a machine whose init is systemd. Everything
+//! ends with the value.
 
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "a test that fails should stop at once")]
 
@@ -13,13 +13,13 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 const SYSTEMD: &str = "/lib/systemd/systemd";
-/// How long systemd may take to start; only a bound.
+/// Time limit for the start of systemd; only a bound.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Says to a program that it is the second run.
 const INSIDE: &str = "FERRITE_INSIDE_SYSTEMD";
 
-/// Files that would lead systemd to start this machine's services are covered, and so is what it could change
-/// for everybody.
+/// Files that would lead systemd to start this machine's services are covered, and so are those that it
+/// could change for everybody.
 const PREPARE: &str = r#"
 set -e
 mount -t tmpfs tmpfs /run
@@ -138,7 +138,7 @@ impl Machine {
         machine
     }
 
-    /// Whether this program runs on such a machine.
+    /// Returns true if this program runs on such a machine.
     pub fn is_inside() -> bool {
         std::env::var_os(INSIDE).is_some()
     }

@@ -99,12 +99,12 @@ impl Writer {
     }
 }
 
-/// What came is not D-Bus, or not the part of it that systemd speaks.
+/// The data is not D-Bus, or not the part of it that systemd uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the answer is not a D-Bus message")]
 pub struct Malformed;
 
-/// Reads values; never beyond what is there.
+/// Reads values; never beyond the end.
 pub struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -172,7 +172,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// What a message is.
+/// The type of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     Call = 1,
@@ -205,7 +205,7 @@ const UNIX_FDS: u8 = 9;
 
 /// The fixed beginning of every message, with the length of the header's fields.
 pub const PROLOGUE: usize = 16;
-/// Longest message we read; what systemd answers to our calls is far below.
+/// Longest message we read; systemd's replies to our calls are far shorter.
 const MAX_MESSAGE: usize = 1 << 20;
 
 pub fn encode(call: &Call<'_>) -> Vec<u8> {
@@ -247,7 +247,7 @@ pub struct Message {
     pub body: Vec<u8>,
 }
 
-/// How many bytes follow a message's prologue.
+/// Number of bytes that follow a message's prologue.
 pub fn remaining(prologue: &[u8; PROLOGUE]) -> Result<usize, Malformed> {
     if prologue[0] != b'l' || prologue[3] != 1 {
         return Err(Malformed);

@@ -47,7 +47,7 @@ fn units_with_a_hierarchy_per_controller() {
     assert_eq!(read(&format!("memory{directory}/memory.limit_in_bytes")), (64 << 20).to_string());
     assert_eq!(read(&format!("cpu{directory}/cpu.shares")), "512");
     assert_eq!(read(&format!("pids{directory}/pids.max")), "50");
-    // Once more, with other limits: what is there is brought up to date.
+    // Once more, with other limits: the existing slice is updated.
     manager.ensure_slice(&slice, &Limits { memory: Some(32 << 20), ..limits }).unwrap();
     assert_eq!(read(&format!("memory{directory}/memory.limit_in_bytes")), (32 << 20).to_string());
 
@@ -104,7 +104,7 @@ fn units_with_the_unified_hierarchy() {
         ..Limits::default()
     };
     manager.ensure_slice(&slice, &limits).unwrap();
-    // The controllers may all be on other hierarchies: what systemd has understood counts.
+    // The controllers may all be on other hierarchies: systemd's own values count.
     for (name, value) in [("MemoryMax", 64 << 20), ("CPUWeight", 20), ("TasksMax", 50)] {
         let found = manager.property(&slice.to_string(), SLICE, name).unwrap();
         assert_eq!(found, Some(Value::U64(value)), "{name}");

@@ -3,7 +3,7 @@
 //! - [`json`] reads JSON against a type, in one pass, with upstream's rules and wording;
 //! - [`yaml`] turns YAML into JSON text and takes the same way;
 //! - [`protobuf`] transcodes `application/vnd.kubernetes.protobuf` in both directions;
-//! - [`normalise()`] brings a value to what upstream would write after a round trip through Go.
+//! - [`normalise()`] gives a value the form that upstream would write after a round trip through Go.
 
 mod error;
 pub mod json;
@@ -25,16 +25,16 @@ use ferrite_json::Value;
 /// a watch event adds: `serde_json`, with which clients (ours too) read them, refuses more than 127.
 pub const MAX_DEPTH: usize = 112;
 
-/// Nesting that an object may have apart from its managedFields, which mirror it a few levels further down: what the
-/// server adds to an object never takes it beyond [`MAX_DEPTH`].
+/// Nesting that an object may have apart from its managedFields, which mirror it a few levels further down:
+/// fields that the server adds never take it beyond [`MAX_DEPTH`].
 pub const MAX_OBJECT_DEPTH: usize = 100;
 
-/// What a decoder makes of a request's body.
+/// The decoded body of a request.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Decoded {
     /// The object without the fields its type does not know.
     pub value: Value,
-    /// What strict field validation complains about, in the order of the document and in upstream's words:
+    /// The complaints of strict field validation, in the order of the document and in upstream's words:
     /// `unknown field "spec.foo"`, `duplicate field "spec.replicas"`.
     pub strict: Vec<String>,
 }
@@ -45,7 +45,7 @@ impl Decoded {
         (!self.strict.is_empty()).then(|| format!("strict decoding error: {}", self.strict.join(", ")))
     }
 
-    /// What is wrong, one text each, as upstream warns of it: YAML's complaints come apart.
+    /// The complaints, one text each, as upstream warns of them: those of YAML are split into lines.
     pub fn warnings(&self) -> impl Iterator<Item = &str> {
         self.strict.iter().flat_map(|complaint| match complaint.strip_prefix("yaml: unmarshal errors:\n") {
             Some(lines) => lines.lines().map(str::trim).collect::<Vec<_>>(),

@@ -1,4 +1,4 @@
-//! What a value looks like after a round trip through upstream's Go types.
+//! Gives a value the form that it has after a round trip through upstream's Go types.
 
 use super::{scalar, time};
 use crate::quantity::is_plainly_canonical;
@@ -20,8 +20,8 @@ pub fn normalise(type_: TypeRef, value: &mut Value) {
     Normaliser { stored: false, keeps_empty: false }.root(type_, value);
 }
 
-/// [`normalise`] for an object that goes to the store: upstream stores protobuf, which does not tell an
-/// empty list from none, so that what a client reads back as `rules: null` it may have sent as `rules: []`.
+/// [`normalise`] for an object that goes to the store. Upstream stores protobuf, which does not distinguish
+/// an empty list from none: a client that sent `rules: []` may read back `rules: null`.
 pub fn normalise_for_storage(type_: TypeRef, value: &mut Value) {
     Normaliser { stored: true, keeps_empty: false }.root(type_, value);
 }
@@ -106,7 +106,7 @@ impl Normaliser {
     }
 
     fn object(self, type_: TypeRef, map: &mut Map) {
-        // What is there is usually less than what could be.
+        // An object usually has fewer fields than its type.
         map.retain(|name, value| type_.field(name).is_none_or(|field| self.keep(type_, field, value)));
         for field in type_.written() {
             map.entry(Text::const_new(field.name)).or_insert_with(|| match field.presence {
@@ -117,7 +117,7 @@ impl Normaliser {
         }
     }
 
-    /// Normalises the value of a field. Whether it stays: it may have become the zero that is written anyway.
+    /// Normalises the value of a field. Returns false if the field is to be removed.
     fn keep(self, type_: TypeRef, field: &Field, value: &mut Value) -> bool {
         if is_items(type_, field) && value.is_null() {
             *value = Value::Array(Vec::new());
@@ -196,7 +196,7 @@ fn is_zero(field: &Field, value: &Value) -> bool {
     }
 }
 
-/// What Go writes for the zero value of a field without `omitempty`.
+/// The zero value that Go writes for a field without `omitempty`.
 fn zero(kind: &Kind) -> Value {
     match kind {
         Kind::String => "".into(),

@@ -15,7 +15,7 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
     GeneralPurposeConfig::new().with_decode_allow_trailing_bits(true),
 );
 
-/// A quantity in its canonical form, which is what upstream keeps: `1000m` becomes `1`.
+/// A quantity in its canonical form, the form that upstream keeps: `1000m` becomes `1`.
 pub(super) fn canonical_quantity(text: &str) -> Result<Text, DecodeError> {
     if is_plainly_canonical(text) {
         return Ok(text.into());
@@ -29,7 +29,8 @@ pub(super) fn format_time(time: Timestamp) -> String {
     time.to_zoned(TimeZone::UTC).strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
-/// Whether a time that can be read is written as [`format_time`] writes it: nothing else is as long and ends so.
+/// Returns true if a readable time is written as [`format_time`] writes it: nothing else is as long and
+/// ends so.
 pub(super) fn is_canonical_time(text: &str) -> bool {
     text.len() == "2026-01-02T03:04:05Z".len() && text.ends_with('Z')
 }

@@ -77,7 +77,7 @@ pub fn read(bytes: &[u8]) -> Result<Document, DecodeError> {
         Ok(())
     });
     match read {
-        // As upstream: what follows a document that ends with a bracket is not looked at.
+        // As upstream: text after a document that ends with a bracket is ignored.
         Err(_) if whole && text.trim_start().starts_with(['{', '[']) => Ok(document),
         read => read
             .map(|()| document)
@@ -156,7 +156,7 @@ fn unknown_anchor(text: &str, line: u32) -> String {
     format!("unknown anchor '{name}' referenced")
 }
 
-/// What stands before the second document, which upstream does not look at.
+/// The text before the second document, which upstream ignores.
 fn first_document(text: &str) -> &str {
     let mut begun = false;
     let mut at = 0;
@@ -371,7 +371,7 @@ mod tests {
         assert!(to_json("[".repeat(10_000).as_bytes()).is_err());
         let indented: String = (0..5_000).map(|n| format!("{}a:\n", " ".repeat(n))).collect();
         assert!(to_json(indented.as_bytes()).is_err());
-        // As upstream: what follows the first document is not looked at.
+        // As upstream: text after the first document is ignored.
         assert_eq!(to_json(b"a: b\n---\nc: d\n").unwrap(), to_json(b"a: b\n").unwrap());
         assert!(to_json(b"a: [").is_err());
     }

@@ -26,7 +26,7 @@ pub enum DefinitionError {
     NoStorage,
 }
 
-/// Where a kind keeps what `scale` shows.
+/// The paths of the fields that `scale` shows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ScalePaths {
     /// Names on the way to the wanted replicas, as `spec` and `replicas`.
@@ -51,7 +51,7 @@ pub struct Version {
     pub deprecation: Option<String>,
 }
 
-/// A custom kind in all its versions: whoever reads an object may find it stored in another.
+/// A custom kind in all its versions: a reader may find an object stored in another version.
 #[derive(Debug)]
 pub struct Kind {
     /// The definition's UID and generation: two kinds with the same stamp are the same.
@@ -318,7 +318,7 @@ impl Custom {
         stored
     }
 
-    /// Brings an object that a client has sent under its schema. Unknown fields are dropped and told.
+    /// Checks an object that a client has sent against its schema. Unknown fields are dropped and reported.
     pub fn conform(&self, mut object: Value) -> Result<Decoded, DecodeError> {
         let schema = &self.version().schema;
         let mut unknown = Vec::new();

@@ -39,7 +39,7 @@ const FORMATS: &[(&str, Check)] = &[
     ("k8slongname", |text| dns1123_subdomain(text).is_empty()),
 ];
 
-/// Whether a text has a format; none for a format that upstream does not know.
+/// Returns true if a text has a format; none for a format that upstream does not know.
 pub(super) fn is_valid(format: &str, text: &str) -> Option<bool> {
     if format.is_empty() {
         return None;

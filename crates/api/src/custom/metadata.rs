@@ -72,7 +72,7 @@ pub(super) fn coerce_embedded(
     Ok(())
 }
 
-/// What is wrong with the resources embedded in a value.
+/// The errors of the resources embedded in a value.
 pub(super) fn validate_embedded(value: &Value, schema: &Schema, path: &Path, errors: &mut FieldErrors) {
     match value {
         Value::Object(map) => {

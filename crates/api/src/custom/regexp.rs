@@ -30,12 +30,13 @@ impl Pattern {
     }
 }
 
-/// Why a pattern is refused, in Go's words as far as they can be told; none if it is good.
+/// The reason why a pattern is refused, in Go's words as far as possible; none if it is good.
 pub(super) fn problem(source: &str) -> Option<String> {
     compile(source).err()
 }
 
-/// What Go refuses and the regex crate takes: many repetitions, and repetitions of repetitions.
+/// Finds patterns that Go refuses and the regex crate takes: many repetitions, and repetitions of
+/// repetitions.
 fn refused(source: &str) -> Option<String> {
     const MOST: u32 = 1000;
     let bytes = source.as_bytes();

@@ -28,14 +28,14 @@ impl RuleSet {
         ValidationRules::compile(openapi, resource_root, &ENVIRONMENT).ok().flatten().map(Self)
     }
 
-    /// What the rules say of the parts of a change that were as bad before.
+    /// The rules' warnings about parts of a change that were as bad before.
     pub fn warnings(&self, object: &Value, old: &Value) -> Vec<String> {
         let input = RuleInput { old_object: Some(old), ratcheting: true, ..RuleInput::new("", object) };
         let warnings = self.0.validate(input, BUDGET).warnings;
         warnings.into_iter().map(|warning| field_error(warning).to_string()).collect()
     }
 
-    /// What the rules say of an object, or of its change from `old`.
+    /// The rules' errors for an object, or for its change from `old`.
     pub fn validate(&self, object: &Value, old: Option<&Value>, path: &str) -> FieldErrors {
         let input = RuleInput { old_object: old, ratcheting: old.is_some(), ..RuleInput::new(path, object) };
         self.0.validate(input, BUDGET).errors.into_iter().map(field_error).collect()

@@ -81,7 +81,7 @@ pub struct Schema {
     pub checks: Option<Box<Checks>>,
 }
 
-/// What a schema demands of a value beside its type.
+/// A schema's constraints on a value beside its type.
 #[derive(Debug, Default)]
 pub struct Checks {
     pub enumeration: Box<[Value]>,

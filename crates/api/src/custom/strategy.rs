@@ -1,4 +1,4 @@
-//! How custom kinds behave: all the same, but for what their definitions say.
+//! The strategy of custom kinds: the same for all, except for settings of their definitions.
 
 use super::definition::{Custom, ScalePaths};
 use super::{default, metadata, validate};
@@ -73,7 +73,7 @@ fn blocks_rules(error: &FieldError) -> bool {
     )
 }
 
-/// What lies at the end of a path of names.
+/// The value at the end of a path of names.
 fn at<'v>(object: &'v Value, path: &[String]) -> Option<&'v Value> {
     path.iter().try_fold(object, |value, name| value.get(name.as_str()))
 }

@@ -8,13 +8,14 @@ use crate::field::{FieldError, FieldErrors, Path, Problem};
 use ferrite_json::{Text, Value};
 use std::collections::{HashMap, HashSet};
 
-/// What is wrong with a value at `path`. `old` is what it was before an update.
+/// The errors of a value at `path`. `old` is the value before an update.
 pub fn value(value: &Value, old: Option<&Value>, schema: &Schema, path: &Path) -> FieldErrors {
     let walk = Walk { base: path };
     walk.check(value, old, schema, "").errors
 }
 
-/// What a schema found, and how much of it a value met: of alternatives that all fail, the closest is told.
+/// The errors of a schema, and a measure of how far a value matched it: of alternatives that all fail, the
+/// closest is reported.
 #[derive(Default)]
 struct Found {
     errors: FieldErrors,
@@ -264,7 +265,7 @@ impl Walk<'_> {
                 found.errors.push(FieldError::invalid(self.base, "", why));
             }
         }
-        // Bounds of whole numbers are compared and told as whole numbers.
+        // Bounds of whole numbers are compared and reported as whole numbers.
         let told = |bound: f64| match integer {
             Some(_) => go_number((bound as i64) as f64),
             None => go_number(bound),
@@ -426,7 +427,7 @@ fn identity<'a>(schema: &Schema, item: &'a Value) -> Vec<Option<std::borrow::Cow
 
 type Correlated<'a> = HashMap<Vec<Option<std::borrow::Cow<'a, str>>>, &'a Value>;
 
-/// The items of an old list by what tells them apart; none if nothing does.
+/// The items of an old list by their identity; none if they have none.
 fn correlated<'a>(schema: &Schema, old: Option<&'a Value>) -> Option<Correlated<'a>> {
     let old = old?.as_array()?;
     (schema.list == ListType::Map).then(|| old.iter().map(|item| (identity(schema, item), item)).collect())

@@ -32,7 +32,7 @@ pub fn map<'a>(value: &'a Value, key: &str) -> Option<&'a Map> {
     value.get(key).and_then(Value::as_object)
 }
 
-/// Whether a field is there and not null: a set pointer in upstream's types.
+/// Returns true if a field is there and not null: a set pointer in upstream's types.
 pub fn present(value: &Value, key: &str) -> bool {
     value.get(key).is_some_and(|v| !v.is_null())
 }

@@ -10,12 +10,12 @@ pub fn name(object: &Value) -> Value {
     crate::meta::name(object).into()
 }
 
-/// How old the object is.
+/// The age of the object.
 pub fn age(object: &Value, now: Timestamp) -> Value {
     crate::table::age(object, now).into()
 }
 
-/// How many entries a list has.
+/// Number of entries in a list.
 pub fn count(value: &Value, key: &str) -> Value {
     list(value, key).len().into()
 }
@@ -30,7 +30,7 @@ pub fn labels(labels: Option<&Map>) -> Value {
     if pairs.is_empty() { NONE.into() } else { pairs.join(",").into() }
 }
 
-/// A text, or what stands for none.
+/// A text, or the placeholder for none.
 pub fn text_or(value: &Value, key: &str, absent: &str) -> Value {
     match text(value, key) {
         "" => absent.into(),
@@ -38,7 +38,7 @@ pub fn text_or(value: &Value, key: &str, absent: &str) -> Value {
     }
 }
 
-/// A count or a share, or what stands for none.
+/// A count or a percentage, or the placeholder for none.
 pub fn int_or_string(value: &Value, absent: &str) -> Value {
     match value {
         Value::Null => absent.into(),
@@ -59,7 +59,7 @@ pub fn boolean(value: &Value, key: &str) -> Value {
     flag(value, key).into()
 }
 
-/// Whether a status has a condition of a type that holds.
+/// Returns true if a status has a condition of this type with status True.
 pub fn has_condition(status: &Value, kind: &str) -> bool {
     list(status, "conditions").iter().any(|c| text(c, "type") == kind && text(c, "status") == "True")
 }

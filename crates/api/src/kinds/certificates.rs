@@ -22,7 +22,7 @@ const DOMAIN_MAX: usize = 253;
 const PATH_MAX: usize = 253 + 63 + 1;
 /// Conditions that stay once they are there.
 const LASTING: [&str; 3] = ["Approved", "Denied", "Failed"];
-/// What a certificate may be asked for, sorted.
+/// The usages that a request may ask for, sorted.
 pub const USAGES: &[&str] = &[
     "any",
     "cert sign",
@@ -78,7 +78,7 @@ impl Strategy for CertificateSigningRequests {
         keep(new, old, "status");
     }
 
-    /// Who signs reports; who approves decides. Neither touches the other's conditions.
+    /// The signer reports and the approver decides. Neither touches the other's conditions.
     fn prepare_status_update(&self, new: &mut Value, old: &Value) {
         keep(new, old, "spec");
         let status = ensure_object(new, "status");
@@ -256,7 +256,7 @@ fn validate_spec(spec: &Value, path: &Path) -> FieldErrors {
     errors
 }
 
-/// Who signs: a domain and a path.
+/// The name of a signer: a domain and a path.
 pub(super) fn validate_signer_name(name: &str, path: &Path) -> FieldErrors {
     if name.is_empty() {
         return vec![FieldError::required(path, "")];

@@ -94,7 +94,7 @@ fn without_leading_zeros(value: &str) -> Option<IpAddr> {
     Some(IpAddr::from(octets))
 }
 
-/// What is said of an address that could be written better.
+/// The warning for an address that is not in canonical form.
 pub fn ip_warning(value: &str, path: &Path) -> Option<String> {
     let address: IpAddr = value.parse().ok()?;
     let canonical = address.to_string();
@@ -226,7 +226,7 @@ pub fn required(object: &Value, key: &str, path: &Path) -> Option<FieldError> {
     text(object, key).is_empty().then(|| FieldError::required(&path.child(key), ""))
 }
 
-/// An error when a value is not what it was.
+/// An error if a value has changed.
 pub fn immutable(new: &Value, old: &Value, path: &Path) -> Option<FieldError> {
     let is = |v: &Value| if v.as_str() == Some("") { Value::Null } else { v.clone() };
     (is(new) != is(old)).then(|| FieldError::invalid(path, new.clone(), IMMUTABLE))
@@ -276,7 +276,7 @@ pub fn cidr(value: &str, path: &Path) -> Result<Cidr, FieldErrors> {
     }
 }
 
-/// Whether a count or share is nothing.
+/// Returns true if a count or percentage is zero.
 pub fn is_zero_share(value: &Value) -> bool {
     match value {
         Value::String(text) => percent(text) == Some(0),

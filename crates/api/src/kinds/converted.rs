@@ -31,7 +31,7 @@ impl<S> Converted<S> {
 impl<S: Strategy> Strategy for Converted<S> {
     fn default(&self, object: &mut Value) {
         (self.default)(object);
-        // What this version leaves open the stored one fills in.
+        // The stored version fills in the fields that this version leaves open.
         self.change(object, |stored| self.inner.default(stored));
     }
 

@@ -1,4 +1,4 @@
-//! CustomResourceDefinitions as objects. What their schemas may say is checked where schemas are compiled.
+//! CustomResourceDefinitions as objects. Their schemas are checked where schemas are compiled.
 
 use super::access::{
     default_field, default_text, ensure_object, flag, keep, list, list_mut, object, object_mut, present,
@@ -222,7 +222,7 @@ fn validate_stored_versions(definition: &Value) -> FieldErrors {
 
 const APPROVED: &str = "api-approved.kubernetes.io";
 
-/// How far a definition of a group of the community is approved: not at all, badly, or well enough.
+/// The API approval of a definition in a community group: missing, bad, or good.
 fn approval(definition: &Value) -> Option<Result<(), FieldError>> {
     let group = text(&definition["spec"], "group");
     let protected = ["k8s.io", "kubernetes.io"]
@@ -416,7 +416,7 @@ fn validate_version(version: &Value, old: Option<&Value>, hoisted: &Hoisted, pat
     errors
 }
 
-/// What all versions share is told of the whole.
+/// Settings that all versions share are reported for the definition as a whole.
 fn validate_hoisted(
     first: &Value,
     versions: &[Value],

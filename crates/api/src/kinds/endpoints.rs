@@ -122,7 +122,7 @@ fn addresses_cell(endpoints: &Value) -> String {
     first_few(&all)
 }
 
-/// The first few entries, and how many more there are.
+/// The first few entries, and the number of further ones.
 pub(super) fn first_few(all: &[String]) -> String {
     let shown = all[..all.len().min(SHOWN)].join(",");
     match all.len().saturating_sub(SHOWN) {

@@ -1,5 +1,5 @@
-//! Events of the core group. `events.k8s.io` names the same stored fields differently; what is stored is
-//! this form, and everything here that reads an event goes through it.
+//! Events of the core group. `events.k8s.io` names the same stored fields differently. The store has this
+//! form, and everything here that reads an event goes through it.
 
 use super::access::{default_field, ensure_object, int, present, text};
 use super::row::{shown, wide};
@@ -133,8 +133,8 @@ fn first_set<'a>(first: &'a str, second: &'a str) -> &'a str {
     if first.is_empty() { second } else { first }
 }
 
-/// An event lives in the namespace of what it is about; about something without one, in `default` (or, as
-/// the newer form allows, `kube-system`).
+/// An event lives in the namespace of the object that it is about; for an object without one, in `default`
+/// (or, as the newer form allows, `kube-system`).
 fn validate_namespace(event: &Value, new_style: bool) -> FieldErrors {
     let about = &event["involvedObject"];
     let about_namespace = text(about, "namespace");

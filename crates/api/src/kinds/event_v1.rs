@@ -135,7 +135,7 @@ impl Strategy for EventsV1 {
                 continue;
             }
             let path = Path::new(if key == "reportingComponent" { "reportingController" } else { key });
-            // Of values, not pointers: what is not set is the zero of its type.
+            // Of values, not pointers: an unset field is the zero of its type.
             let shown = match key {
                 "related" if is.is_null() => is.clone(),
                 "count" => is.as_i64().unwrap_or(0).into(),

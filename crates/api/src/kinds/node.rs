@@ -163,7 +163,7 @@ fn status_cell(node: &Value) -> String {
     if flag(&node["spec"], "unschedulable") { format!("{word},SchedulingDisabled") } else { word.to_owned() }
 }
 
-/// Roles are what follows the prefix in the keys of labels, or the value of the older label.
+/// Roles are the parts after the prefix in the keys of labels, or the value of the older label.
 fn roles_cell(node: &Value) -> String {
     let mut roles = BTreeSet::new();
     for (key, value) in map(&node["metadata"], "labels").into_iter().flatten() {
@@ -227,7 +227,7 @@ fn validate_change(new: &Value, old: &Value) -> FieldErrors {
     errors
 }
 
-/// What a node's agent can do: names in their order, each once.
+/// The features of a node's agent: sorted names, each once.
 fn validate_features(status: &Value) -> FieldErrors {
     const MAX: usize = 253;
     let path = Path::new("status").child("declaredFeatures");
@@ -306,7 +306,7 @@ fn validate_annotations(metadata: &Value) -> FieldErrors {
     errors
 }
 
-/// What a node has is not less than nothing, and whole where parts make no sense.
+/// A node's amounts must not be negative, and must be whole where fractions make no sense.
 fn validate_amounts(status: &Value) -> FieldErrors {
     let mut errors = Vec::new();
     for kind in ["capacity", "allocatable"] {

@@ -1,5 +1,5 @@
-//! Kinds that exist only in beta or alpha versions, served when asked for: their shape, what their tables
-//! show, and the difference between specification and status.
+//! Kinds that exist only in beta or alpha versions, served when asked for: their shape, the columns of
+//! their tables, and the difference between specification and status.
 
 use super::access::text;
 use super::cell;
@@ -9,12 +9,12 @@ use crate::table::{NONE, since};
 use ferrite_json::Value;
 use jiff::Timestamp;
 
-/// What a column shows.
+/// The content of a column.
 pub(super) enum Cell {
     Age,
     /// The text at a JSON pointer.
     Text(&'static str),
-    /// How many entries a list at a pointer has.
+    /// Number of entries of the list at a pointer.
     Count(&'static str),
     /// The word for the first condition that holds, or the last word when none does.
     Condition(&'static [(&'static str, &'static str)], &'static str),

@@ -1,4 +1,4 @@
-//! Reviews: questions to the server about who somebody is and what they may do. Created, answered, not stored.
+//! Reviews: questions to the server about a user's identity and rights. Created, answered, not stored.
 
 use super::access::{list, object, text};
 use super::go;
@@ -15,9 +15,9 @@ impl Strategy for Reviews {
     }
 }
 
-/// Whether somebody may do something.
+/// Reviews that ask if somebody may do something.
 pub(super) struct AccessReviews {
-    /// The question is about the one who asks.
+    /// The question is about the user who asks.
     pub own: bool,
     /// The question is about one namespace.
     pub local: bool,

@@ -1,4 +1,4 @@
-//! How a row of the table of kinds is written, and the columns kinds are shown in.
+//! Helpers for the rows of the table of kinds, and the printed columns.
 
 use crate::resource::{Column, Connect, Hooks, Reservation, Resource, Scope, Storage, Strategy, Subresource};
 use std::borrow::Cow;

@@ -1,4 +1,4 @@
-//! Where the content of a volume comes from: what pods' volumes and PersistentVolumes share.
+//! The sources of volumes: the common part of pods' volumes and PersistentVolumes.
 
 use super::access::{default_field, default_text, int, list, map, object, present, text};
 use super::check::{complaints, named_if_set, one_of, one_of_if_set};
@@ -159,7 +159,7 @@ pub fn validate_source(kind: &str, source: &Value, path: &Path) -> FieldErrors {
         "csi" => {
             errors.extend(validate_driver_name(text(source, "driver"), &path.child("driver")));
             errors.extend(secret_name(source, "nodePublishSecretRef", path));
-            // As upstream: a name that is not one is told at the source.
+            // As upstream: a bad name is reported at the source.
             if let Some(secret) = object(source, "nodePublishSecretRef") {
                 errors.extend(named_if_set(secret, "name", path, dns1123_subdomain));
             }
@@ -291,7 +291,7 @@ pub const ISCSI_NAME_MAX: usize = 64;
 pub const PORTAL_TOO_LONG: &str = "Total length of <volume name>:<iscsi.targetPortal> must be under 64 characters \
     if iscsi.initiatorName is specified.";
 
-/// What is wrong with the name of a target or initiator; `kinds` is the complaint of one of neither kind.
+/// The error in the name of a target or initiator; `kinds` is the error for a name of neither kind.
 fn iscsi_name_problem(name: &str, kinds: &'static str) -> Option<&'static str> {
     // Any one character stands behind the prefix: so it does upstream, where a point was meant.
     let of_digits = |prefix: &str, digits: usize| {
@@ -312,7 +312,8 @@ fn iscsi_name_problem(name: &str, kinds: &'static str) -> Option<&'static str> {
     (!sound).then_some("must be valid format")
 }
 
-/// `2024-01.com.example:storage`: since when the domain is somebody's, the domain, and what he calls it.
+/// `2024-01.com.example:storage`: the date of the domain's registration, the domain, and its owner's name
+/// for the target.
 fn is_qualified(name: &str) -> bool {
     let bytes = name.as_bytes();
     let is_date = bytes.len() > 8
@@ -370,7 +371,7 @@ pub fn validate_iscsi(source: &Value, volume: Option<&str>, path: &Path) -> Fiel
 /// Ways to mount a volume, sorted.
 pub const ACCESS_MODES: &[&str] = &["ReadOnlyMany", "ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod"];
 
-/// How a volume may be mounted, of PersistentVolumes and claims alike.
+/// The access modes of PersistentVolumes and claims.
 pub fn validate_access_modes(spec: &Value, path: &Path) -> FieldErrors {
     let mut errors = Vec::new();
     let path = path.child("accessModes");

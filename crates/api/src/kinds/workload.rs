@@ -1,4 +1,4 @@
-//! What kinds that make pods from a template have in common.
+//! Common parts of kinds that make pods from a template.
 
 use super::access::{ensure_object, int, list, map, present, text};
 use super::check::{IMMUTABLE, not_negative};
@@ -32,7 +32,7 @@ pub fn selector_cell(selector: &Value) -> String {
     }
 }
 
-/// What makes a template unfit for pods that are to run for ever, whichever kind keeps them running.
+/// The checks of selector and template for kinds whose pods are to run for ever.
 pub fn validate_selector_and_template(spec: &Value, path: &Path) -> FieldErrors {
     let mut errors = Vec::new();
     let (selector, selector_path) = (&spec["selector"], path.child("selector"));

@@ -31,7 +31,7 @@ impl PathElement {
         Self::Key(Text::from_utf8(text).unwrap_or_default())
     }
 
-    /// An element that is told apart by one key, which is a text.
+    /// An element that one key, a text, identifies.
     pub(super) fn named(key: &str, name: &str) -> Self {
         let mut text = Text::with_capacity(key.len() + name.len() + 7);
         for part in ["{\"", key, "\":"] {
@@ -103,7 +103,7 @@ impl fmt::Display for PathElement {
     }
 }
 
-/// What is below one step.
+/// The subtree below one step.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Entry {
     /// The path that ends here is in the set.
@@ -142,7 +142,7 @@ impl FieldSet {
         self.find(element).ok().map(|at| &self.entries[at].1)
     }
 
-    /// Puts what is below an element in its place; what is empty leaves no trace.
+    /// Inserts the subtree below an element; an empty one leaves no trace.
     pub(super) fn put(&mut self, element: PathElement, entry: Entry) {
         if entry.is_empty() {
             return;
@@ -222,7 +222,7 @@ impl FieldSet {
         self
     }
 
-    /// Only what both have is looked at: what is taken away is usually small.
+    /// Visits only the entries of `other`: the subtracted set is usually small.
     fn subtract(&mut self, other: &Self, from: &dyn Fn(&mut Entry, &Entry)) {
         for (element, theirs) in &other.entries {
             if let Ok(at) = self.find(element) {
@@ -251,7 +251,7 @@ impl FieldSet {
         out
     }
 
-    /// Every path, members of a level before what is below it, printed as upstream prints them.
+    /// Every path, members of a level before the paths below it, printed as upstream prints them.
     pub fn paths(&self) -> Vec<String> {
         let mut out = Vec::new();
         self.paths_into("", &mut out);

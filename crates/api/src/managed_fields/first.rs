@@ -1,7 +1,7 @@
-//! Who owns the fields of a new object: whoever makes it.
+//! The managed fields of a new object: its creator owns all of them.
 //!
-//! The same as comparing the object with a blank one and recording what was added and modified, without the sets of
-//! paths in between: most objects are only ever written this way.
+//! The same as comparing the object with a blank one and recording added and modified fields, without the
+//! sets of paths in between: most objects are only ever written this way.
 
 use super::field_set::{FieldSet, PathElement};
 use super::node::Node;
@@ -17,7 +17,7 @@ pub(super) fn fields(writer: &Writer<'_>, object: &Value) -> Option<Value> {
     (!part.below.is_empty() && !part.untracked).then(|| Value::Object(Map::from_members(part.below)))
 }
 
-/// What nobody owns, seen from a part of the object. Neither reaches deep.
+/// The fields that nobody owns, seen from a part of the object. Neither reaches deep.
 #[derive(Clone, Copy)]
 struct Skipped<'a> {
     /// Fields that do not count, with all below them.
@@ -30,12 +30,12 @@ impl Skipped<'_> {
     const NOTHING: Self = Self { ignored: None, stripped: None };
 }
 
-/// What is owned of a part of the object.
+/// The owned fields of a part of the object.
 #[derive(Default)]
 struct Part {
     /// The part itself.
     member: bool,
-    /// What is below, in the form of `fieldsV1`.
+    /// The owned fields below, in the form of `fieldsV1`.
     below: Vec<(Text, Value)>,
     /// A list below has elements without their keys. As upstream: nobody keeps track of such an object.
     untracked: bool,
@@ -54,7 +54,8 @@ impl Part {
     }
 }
 
-/// What of a part is owned by whoever made `new` of `old`, which is the blank object's part.
+/// The fields of a part that belong to the writer who made `new` of `old`, which is the blank object's
+/// part.
 fn part(node: Node<'_>, old: Option<&Value>, new: &Value, skipped: Skipped<'_>) -> Part {
     let came = old.is_none();
     if node.is_map() && is_map_or_nothing(old) && is_map_or_nothing(Some(new)) {

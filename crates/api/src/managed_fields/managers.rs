@@ -1,4 +1,4 @@
-//! `metadata.managedFields`: who owns which fields.
+//! `metadata.managedFields`: the owners of fields.
 
 use super::field_set::FieldSet;
 use crate::{Gvk, schema};
@@ -20,7 +20,7 @@ pub(super) enum Operation {
     Update,
 }
 
-/// What makes an entry: one applier has one entry whatever version it speaks.
+/// The identity of an entry: one applier has one entry whatever version it uses.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Identity {
     pub(super) manager: String,
@@ -63,7 +63,7 @@ impl Managers {
         entries.iter().map(decode_entry).collect::<Option<_>>().map(Self).unwrap_or_default()
     }
 
-    /// Whether the object asks to forget all managers: an empty list, or one empty entry.
+    /// Returns true if the object asks to forget all managers: an empty list, or one empty entry.
     pub(super) fn is_reset(object: &Value) -> bool {
         let entries = object.pointer("/metadata/managedFields").and_then(Value::as_array);
         entries.is_some_and(|e| match e.as_slice() {
@@ -77,7 +77,7 @@ impl Managers {
         self.0.is_empty()
     }
 
-    /// Drops entries of versions that the object's kind does not have: nobody can tell what they meant.
+    /// Drops entries of versions that the object's kind does not have: their meaning is unknown.
     pub(super) fn forget_unknown_versions(&mut self, object: &Value) {
         let Some(kind) = object.get("kind").and_then(Value::as_str) else { return };
         self.0.retain(|_, owned| {

@@ -1,10 +1,11 @@
 //! Field managers and server-side apply.
 //!
-//! Every write leaves in `metadata.managedFields` who set which field. [`update`] keeps that record on
-//! ordinary writes; [`apply`] merges what a manager wants into an object, refuses to take fields from other
-//! managers unless forced, and removes what the manager wanted before and no longer does.
+//! Every write records in `metadata.managedFields` the manager of each field. [`update`] keeps that record
+//! on ordinary writes; [`apply`] merges a manager's configuration into an object, refuses to take fields
+//! from other managers unless forced, and removes fields that the manager applied before and no longer
+//! does.
 //!
-//! Objects passed in are normalised ([`crate::codec::normalise`]); what comes out of [`apply`] is merged JSON
+//! Objects passed in are normalised ([`crate::codec::normalise`]). The result of [`apply`] is merged JSON
 //! that the caller brings under its type, defaults and normalises as it does any decoded object.
 
 mod field_set;
@@ -33,7 +34,7 @@ use std::sync::LazyLock;
 use thiserror::Error;
 use walk::Comparison;
 
-/// Who writes, and how.
+/// The writer and the form of its write.
 #[derive(Debug, Clone, Copy)]
 pub struct Writer<'a> {
     /// The object's type; `None` for an object without a schema (objects granular, lists atomic).
@@ -123,7 +124,7 @@ impl Writer<'_> {
         }
     }
 
-    /// What upstream compares a new object with: one of its type with nothing set.
+    /// The object that upstream compares a new object with: one of its type with nothing set.
     fn blank(&self) -> Value {
         let mut blank = Value::Object(Map::new());
         if let Some(type_) = self.type_ {
@@ -133,7 +134,7 @@ impl Writer<'_> {
     }
 }
 
-/// Records in `new` who owns its fields after a create (`live` is `None`) or an update.
+/// Records in `new` the owners of its fields after a create (`live` is `None`) or an update.
 ///
 /// A client may give managed fields of its own in an update of the main resource, and one empty entry
 /// forgets them all, as upstream.
@@ -176,7 +177,8 @@ pub fn update(writer: &Writer<'_>, live: Option<&Value>, new: &mut Value) {
 const SCALE_VERSION: &str = "autoscaling/v1";
 const REPLICAS: &[&str] = &["spec.replicas"];
 
-/// Records in `new` who owns its fields after its scale was written, as upstream does in two steps: owners of the
+/// Records in `new` the owners of its fields after its scale was written, as upstream does in two steps:
+/// owners of the
 /// replicas become owners of the scale's replicas and back. Updaters on the way back are others than before, because
 /// they wrote another version: they own the replicas in an entry of its own, and without a time.
 pub fn update_scale(writer: &Writer<'_>, live: &Value, new: &mut Value) {
@@ -241,8 +243,8 @@ fn record_update(writer: &Writer<'_>, node: Node<'_>, old: &Value, new: &Value, 
     managers.drop_empty();
 }
 
-/// The change as managers of the stored version see it, with that version; none where the request is of it. As
-/// upstream: what the version of the request cannot say is a change of the other version all the same.
+/// The change as managers of the stored version see it, with that version; none where the request is of it.
+/// As upstream: a field that the request's version lacks is a change of the other version all the same.
 fn as_stored(writer: &Writer<'_>, old: &Value, new: &Value) -> Option<(String, Comparison)> {
     let storage = writer.stored?;
     let gvk = Gvk::new(storage.group, storage.version, storage.kind);
@@ -261,8 +263,8 @@ fn as_stored(writer: &Writer<'_>, old: &Value, new: &Value) -> Option<(String, C
     Some((api_version, comparison))
 }
 
-/// Changed fields leave whoever owned them, removed fields leave everybody. `stored` is the same change in another
-/// version, for the managers that wrote in that one.
+/// Changed fields leave their other owners, removed fields leave every owner. `stored` is the same change
+/// in another version, for the managers that wrote in that one.
 fn take_from_others(
     managers: &mut Managers,
     writer: Option<&Identity>,
@@ -285,7 +287,7 @@ fn take_from_others(
 pub struct Applied {
     /// The merged object with its managed fields.
     pub object: Value,
-    /// Whether anything but managed fields differs from the live object.
+    /// True if anything but managed fields differs from the live object.
     pub changed: bool,
 }
 
@@ -368,7 +370,7 @@ pub fn apply(
     Ok(Applied { object, changed })
 }
 
-/// As upstream: who applies a scale hears of other managers as if they had written a scale, too.
+/// As upstream: the conflicts of an applied scale name other managers as if they had written a scale, too.
 fn conflicts(
     managers: &Managers,
     writer: &Identity,
@@ -391,7 +393,7 @@ fn conflicts(
         .collect()
 }
 
-/// Removes what the manager set the last time, does not set now, and nobody else owns.
+/// Removes fields that the manager set the last time, does not set now, and nobody else owns.
 fn prune(node: Node<'_>, merged: &Value, managers: &Managers, former: &FieldSet) -> Value {
     let former = walk::with_named_fields(node, former);
     let pruned = walk::remove(node, merged, &former);
@@ -406,7 +408,7 @@ fn prune(node: Node<'_>, merged: &Value, managers: &Managers, former: &FieldSet)
     let unowned = in_merged.clone().difference(&set_of(&pruned).union(owned));
     let pruned = walk::remove(node, merged, &unowned);
 
-    // What lay below a removed field without ever having been the manager's comes back.
+    // Values below a removed field that never belonged to the manager come back.
     let dangling = in_merged.difference(&set_of(&pruned)).intersection(&former);
     walk::remove(node, merged, &dangling)
 }

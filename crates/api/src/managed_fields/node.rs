@@ -1,4 +1,4 @@
-//! How server-side apply sees the schema: what is granular, what is atomic, what tells list elements apart.
+//! The schema as server-side apply sees it: granular and atomic parts, and the keys of list elements.
 
 use super::Writer;
 use super::field_set::PathElement;
@@ -162,7 +162,7 @@ impl<'a> Node<'a> {
         }
     }
 
-    /// What tells this element of the list apart; `None` when it has none of the list's keys.
+    /// The identity of this element of the list; `None` if it has none of the list's keys.
     pub(super) fn identify(self, item: &Value) -> Option<PathElement> {
         match self {
             Self::Set => Some(PathElement::value(item)),

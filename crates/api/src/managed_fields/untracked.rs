@@ -1,4 +1,4 @@
-//! Merges that nobody owns: what a mutating admission policy applies.
+//! Merges without owners: the configurations that a mutating admission policy applies.
 
 use super::field_set::PathElement;
 use super::node::Node;

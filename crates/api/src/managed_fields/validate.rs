@@ -1,4 +1,4 @@
-//! Whether an applied configuration fits the schema, in the words of upstream's typed objects.
+//! Validation of an applied configuration against the schema, in the words of upstream's typed objects.
 
 use super::ApplyError;
 use super::PathElement;
@@ -9,7 +9,7 @@ use crate::schema::{Kind, TypeRef, named};
 use ferrite_json::Value;
 use std::collections::BTreeSet;
 
-/// Whether an applied configuration fits its type; upstream answers 500 with the text of the error.
+/// Validates an applied configuration against its type; upstream answers 500 with the text of the error.
 pub fn validate(type_: TypeRef, config: &Value, api_version: &str) -> Result<(), ApplyError> {
     let mut problems = Vec::new();
     check(Node::Struct(type_), &Kind::Struct(type_), config, "", &mut problems);

@@ -5,7 +5,7 @@ use super::node::Node;
 use ferrite_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// How a new object differs from an old one.
+/// The differences between a new object and an old one.
 #[derive(Debug, Default, Clone, PartialEq)]
 pub(super) struct Comparison {
     pub(super) added: FieldSet,
@@ -74,7 +74,7 @@ pub(super) fn compare(node: Node<'_>, old: &Value, new: &Value) -> Comparison {
     Comparison { added: added.below, modified: modified.below, removed: removed.below }
 }
 
-/// How a part of an object differs.
+/// The differences in a part of an object.
 #[derive(Default)]
 struct Difference {
     added: Entry,
@@ -83,7 +83,7 @@ struct Difference {
 }
 
 impl Difference {
-    /// Puts what differs below one step in its place.
+    /// Puts the difference below one step in its place.
     fn put(&mut self, element: PathElement, below: Self) {
         let parts = [
             (&mut self.added, below.added),
@@ -254,7 +254,7 @@ fn merge_lists(
     out
 }
 
-/// The value without the fields and elements in `unwanted`. What becomes empty is null.
+/// The value without the fields and elements in `unwanted`. A part that becomes empty is null.
 pub(super) fn remove(node: Node<'_>, value: &Value, unwanted: &FieldSet) -> Value {
     match value {
         Value::Object(map) if node.is_map() => {

@@ -65,8 +65,8 @@ pub fn json_patch(target: &mut Value, patch: &Value) -> Result<(), PatchError> {
     })
 }
 
-/// As [`json_patch`], for a patch that the server itself has made: an error tells the detail. Answers false, and leaves
-/// the target unspecified, if a test failed.
+/// As [`json_patch`], for a patch that the server itself has made: an error contains the detail. Returns
+/// false, and leaves the target unspecified, if a test failed.
 pub fn json_patch_explained(target: &mut Value, patch: &Value) -> Result<bool, PatchError> {
     match run(target, patch) {
         Ok(()) => Ok(true),

@@ -55,7 +55,7 @@ impl PatchError {
     }
 }
 
-/// What Go calls a JSON value that it cannot take.
+/// Go's name for a JSON value that it cannot take.
 pub fn json_name(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",

@@ -89,7 +89,7 @@ impl Node {
         }
     }
 
-    /// What the schema says of member `key`: where its map or its elements stand, and its patch strategy.
+    /// The schema of member `key`: the node of its map or its elements, and its patch strategy.
     fn member(self, key: &str) -> (Self, Patch) {
         let (kind, patch) = match self {
             Self::Struct(type_) => match type_.field(key) {
@@ -365,7 +365,7 @@ fn merge_list(
     Ok(in_order(merged, &patch, &server_order, merge_key))
 }
 
-/// Handles `$patch` in elements. Answers the list to merge into, and the elements to merge, or none when a
+/// Handles `$patch` in elements. Returns the list to merge into, and the elements to merge, or none when a
 /// `$patch: replace` makes the former the outcome.
 fn apply_element_directives(
     mut original: Vec<Value>,

@@ -1,7 +1,8 @@
 //! Expressions of admission policies and of match conditions: the environments in which they are compiled, and their
 //! faults in upstream's words.
 //!
-//! A policy is compiled twice: when it is written, to refuse what cannot work, and by the server that evaluates it.
+//! A policy is compiled twice: when it is written, to refuse an invalid one, and by the server that
+//! evaluates it.
 
 pub mod type_check;
 
@@ -25,7 +26,8 @@ pub const MAX_VARIABLE_LEVELS: usize = 4_000;
 /// The level of the API whose libraries expressions can use.
 const MINOR: u32 = 36;
 
-/// The purpose of an expression: it tells which variables the expression may use, and the types that it may have.
+/// The purpose of an expression. It determines the variables that the expression may use, and its possible
+/// types.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Use {
     MatchCondition,
@@ -138,8 +140,8 @@ impl Compiler {
     }
 }
 
-/// How deep evaluations of a policy's variables may nest in one another, in levels of expressions. `variables` are the
-/// names and programs in their order.
+/// The depth to which evaluations of a policy's variables may nest, in levels of expressions. `variables`
+/// are the names and programs in their order.
 pub fn nesting<'p>(variables: impl IntoIterator<Item = (&'p str, Option<&'p Program>)>) -> usize {
     let mut levels: HashMap<&str, usize> = HashMap::new();
     let mut deepest = 0;

@@ -19,7 +19,7 @@ pub struct Warning {
     pub warning: String,
 }
 
-/// The types of one kind's objects; none where the schema does not tell any.
+/// The types of one kind's objects; none if the schema has none.
 pub type KindType = (Gvk, Option<DeclType>);
 
 /// The kinds that a policy's rules name, in their order. `kinds_for` finds the kinds of a group, a version and a
@@ -89,7 +89,7 @@ fn reference(schema: &Value) -> Option<&str> {
     schema.get("allOf").and_then(Value::as_array)?.iter().find_map(reference)
 }
 
-/// The schema with its references replaced by what they refer to. As upstream: a type within itself is an object
+/// The schema with its references replaced by their targets. As upstream: a type within itself is an object
 /// without fields. `open` has the names on the way here.
 fn populated<'s>(schemas: &'s Map, schema: &'s Value, open: &mut Vec<&'s str>) -> Value {
     let name = reference(schema);

@@ -1,13 +1,13 @@
-//! What a pod asks for, over all its containers.
+//! The total amounts that a pod asks for, over all its containers.
 
 use crate::quantity::Quantity;
 use ferrite_json::{Text, Value};
 use std::collections::BTreeMap;
 
-/// Amounts by the name of what they are of.
+/// Amounts by the name of the resource.
 pub type Amounts = BTreeMap<Text, Quantity>;
 
-/// The amounts of a list of resources. What is no quantity is left to validation.
+/// The amounts of a list of resources. Invalid quantities are left to validation.
 pub fn amounts(list: &Value) -> Amounts {
     let pairs = list.as_object().into_iter().flatten();
     pairs
@@ -18,7 +18,7 @@ pub fn amounts(list: &Value) -> Amounts {
         .collect()
 }
 
-/// Either side of what containers say about resources.
+/// Requests or limits of containers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
     Requests,
@@ -43,7 +43,8 @@ fn is_pod_level(name: &str) -> bool {
     matches!(name, "cpu" | "memory") || name.starts_with("hugepages-")
 }
 
-/// What the whole pod may use at once: its containers together, or what it takes to start them if that is more.
+/// The most that the whole pod may use at once: its containers together, or its init containers if they
+/// need more.
 pub fn pod_total(spec: &Value, side: Side) -> Amounts {
     let of = |container: &Value| amounts(&container["resources"][side.key()]);
     let mut total = Amounts::new();

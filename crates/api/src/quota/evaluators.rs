@@ -1,4 +1,4 @@
-//! What an object of each resource counts for.
+//! The quota usage of an object of each resource.
 
 use super::amounts::{Amounts, Side, amounts, list, pod_total};
 use super::limited::Limited;
@@ -8,7 +8,7 @@ use crate::quantity::{Format, Quantity};
 use ferrite_json::{Text, Value};
 use std::collections::BTreeMap;
 
-/// How objects of one resource are counted.
+/// The rules for counting objects of one resource.
 #[derive(Debug, Clone)]
 pub struct Evaluator {
     /// `count/<plural>.<group>`
@@ -22,15 +22,15 @@ pub struct Evaluator {
 struct Rules {
     group: &'static str,
     plural: &'static str,
-    /// What an object uses beside being one.
+    /// The usage of an object beside its count.
     usage: fn(&Value, &mut Amounts),
-    /// Whether a quota's key is about this resource.
+    /// Returns true if a quota's key is about this resource.
     tracks: fn(&str) -> bool,
-    /// Whether a scope of a quota covers the object.
+    /// Returns true if a scope of a quota covers the object.
     in_scope: fn(&scopes::Scope, &Value) -> bool,
     /// The subresources whose updates count, with the empty one for the object itself.
     updates: &'static [&'static str],
-    /// Whether another update moves the object from one scope to another.
+    /// Returns true if an update moves the object from one scope to another.
     changes_scope: fn(&Value, &Value) -> bool,
 }
 
@@ -95,7 +95,7 @@ pub(super) fn count_key(group: &str, plural: &str) -> String {
     }
 }
 
-/// How objects of a namespaced resource are counted. None for those that are not.
+/// The rules for counting objects of a namespaced resource. None for resources that are not counted.
 pub fn evaluator(group: &str, plural: &str) -> Option<Evaluator> {
     // As upstream: events come and go by themselves, and reviews are never stored.
     let passing = plural == "events" && matches!(group, "" | "events.k8s.io");
@@ -108,24 +108,24 @@ pub fn evaluator(group: &str, plural: &str) -> Option<Evaluator> {
 }
 
 impl Evaluator {
-    /// Whether an update of the object, or of one of its subresources, may change what it uses.
+    /// Returns true if an update of the object, or of one of its subresources, may change its usage.
     pub fn counts_updates(&self, subresource: Option<&str>) -> bool {
         self.rules.is_some_and(|rules| rules.updates.contains(&subresource.unwrap_or_default()))
     }
 
-    /// Whether an update from `old` to `new` has to be counted.
+    /// Returns true if an update from `old` to `new` has to be counted.
     pub fn counts_update(&self, subresource: Option<&str>, old: Option<&Value>, new: &Value) -> bool {
         let changes_scope =
             || self.rules.is_some_and(|rules| old.is_some_and(|old| (rules.changes_scope)(old, new)));
         self.counts_updates(subresource) || (subresource.is_none() && changes_scope())
     }
 
-    /// Whether a quota's key is about this resource.
+    /// Returns true if a quota's key is about this resource.
     pub fn tracks(&self, name: &str) -> bool {
         name == self.count || self.plain == Some(name) || self.rules.is_some_and(|r| (r.tracks)(name))
     }
 
-    /// Whether a quota that limits `hard` is about the object.
+    /// Returns true if a quota that limits `hard` is about the object.
     pub fn matches(&self, quota: &Value, hard: &Amounts, object: &Value) -> bool {
         hard.keys().any(|name| self.tracks(name))
             && scopes::of(quota).iter().all(|scope| self.is_in(scope, object))
@@ -135,12 +135,12 @@ impl Evaluator {
         self.rules.is_some_and(|rules| (rules.in_scope)(scope, object))
     }
 
-    /// Whether objects of this resource are meant.
+    /// Returns true if the limit is about objects of this resource.
     pub(super) fn is_limited_by(&self, limited: &Limited) -> bool {
         limited.count == self.count
     }
 
-    /// What an object counts for.
+    /// The usage of an object.
     pub fn usage(&self, object: &Value) -> Amounts {
         let mut usage = Amounts::from([(Text::from(&self.count), count(1))]);
         if let Some(plain) = self.plain {
@@ -152,8 +152,8 @@ impl Evaluator {
         usage
     }
 
-    /// As upstream: containers in a namespace with a quota for cpu or memory have to say what they need. Answers
-    /// what they do not say.
+    /// As upstream: containers in a namespace with a quota for cpu or memory must state their amounts.
+    /// Returns the missing ones.
     pub(super) fn missing(&self, tracked: &[&str], object: &Value) -> Option<String> {
         const REQUIRED: [&str; 6] =
             ["cpu", "limits.cpu", "limits.memory", "memory", "requests.cpu", "requests.memory"];
@@ -211,7 +211,7 @@ fn pod_usage(pod: &Value, usage: &mut Amounts) {
     usage.extend(computed(&pod_total(spec, Side::Requests), &pod_total(spec, Side::Limits)));
 }
 
-/// Whether the pod should be gone: as upstream, once its grace period is over a second time.
+/// Returns true if the pod should be gone: as upstream, once its grace period is over a second time.
 fn past_grace(pod: &Value) -> bool {
     let until = crate::meta::str(pod, "deletionTimestamp").parse::<jiff::Timestamp>();
     let grace = pod["metadata"]["deletionGracePeriodSeconds"].as_i64();

@@ -1,11 +1,11 @@
-//! What may only be used where a quota covers it, by the server's configuration.
+//! Resources that may only be used where a quota covers them, by the server's configuration.
 
 use super::amounts::{Amounts, list};
 use super::evaluators::count_key;
 use super::scopes::Scope;
 use ferrite_json::Value;
 
-/// A resource, and what of its consumption some quota has to cover.
+/// A resource, and the part of its consumption that some quota has to cover.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limited {
     /// The key under which quotas count the resource's objects.

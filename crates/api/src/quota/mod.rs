@@ -1,4 +1,4 @@
-//! Quotas: what an object counts for, which quotas it counts in, and what a quota has left.
+//! Quotas: the usage of an object, the quotas that it counts in, and the rest of a quota.
 //!
 //! One row per resource with rules of its own in [`EVALUATORS`]; everything else is counted.
 
@@ -41,12 +41,12 @@ struct Interesting {
     name: String,
     hard: Amounts,
     used: Amounts,
-    /// Whether the object already counted in it before an update.
+    /// True if the object already counted in it before an update.
     counted_before: bool,
 }
 
-/// Counts an object that is written against the quotas of its namespace, which have to cover what is `limited`.
-/// Answers the new usage of those that change, by their place in `quotas`.
+/// Counts an object that is written against the quotas of its namespace, which have to cover `limited`
+/// resources. Returns the new usage of the quotas that change, by their place in `quotas`.
 pub fn charge(
     evaluator: &Evaluator,
     limited: &[Limited],
@@ -150,7 +150,7 @@ fn uncovered_scopes(
     uncovered.map(ToString::to_string).collect()
 }
 
-/// What objects use of a quota, counted anew: zero for what none of them uses.
+/// The objects' usage of a quota, counted anew: zero for resources that none of them uses.
 pub fn recount<'a>(
     quota: &Value,
     hard: &Amounts,

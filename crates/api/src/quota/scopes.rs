@@ -60,7 +60,7 @@ impl Scope {
     }
 }
 
-/// Whether a pod ends by itself, as quotas see it.
+/// Returns true if a pod ends by itself, as quotas see it.
 pub(super) fn is_terminating(pod: &Value) -> bool {
     pod["spec"]["activeDeadlineSeconds"].as_i64().is_some_and(|seconds| seconds >= 0)
 }
@@ -97,7 +97,7 @@ pub(super) fn claim_in_scope(scope: &Scope, claim: &Value) -> bool {
     }
 }
 
-/// Whether affinity of the pod looks at pods of other namespaces.
+/// Returns true if affinity of the pod refers to pods of other namespaces.
 fn crosses_namespaces(spec: &Value) -> bool {
     let crosses =
         |term: &Value| !list(term, "namespaces").is_empty() || term["namespaceSelector"].is_object();

@@ -257,7 +257,7 @@ fn what_is_limited_needs_a_quota_that_covers_it() {
         let found = charge(&pods, limited, &quotas, pod, None).err().map(|e| e.to_string());
         assert_eq!(found.as_deref(), expected, "{limited:?} {quotas:?} {pod}");
     }
-    // What uses no more than before needs nobody's leave.
+    // An update that uses no more than before needs no quota.
     assert_eq!(charge(&pods, &by_name, &[], &plain, Some(&plain)), Ok(Vec::new()));
     assert!(Limited::parse(&json!({"matchContains": ["cpu"]})).is_err());
 }

@@ -44,23 +44,23 @@ pub struct Field {
     pub presence: Presence,
     /// Required by the OpenAPI document.
     pub required: bool,
-    /// How server-side apply merges the field (`listType`, `mapType`).
+    /// The merge rule of server-side apply for the field (`listType`, `mapType`).
     pub merge: Merge,
     /// Keys of a list of [`Merge::Keyed`].
     pub keys: &'static [&'static str],
-    /// How a strategic merge patch treats the field.
+    /// The rule of a strategic merge patch for the field.
     pub patch: Patch,
     /// The OpenAPI default as JSON text; empty when there is none.
     pub default: &'static str,
     /// Where the field stands in the declaration of its struct, whose order Go prints.
     pub declared: u16,
-    /// The type as Go prints it, where [`Field::kind`] alone does not tell; empty elsewhere.
+    /// The type as Go prints it, if [`Field::kind`] alone does not determine it; empty elsewhere.
     pub go: &'static str,
     /// The embedded structs on the way to the field, as Go's errors name them: `VolumeSource`.
     pub embedded: &'static str,
 }
 
-/// What a value looks like.
+/// The type of a value.
 #[derive(Debug, Clone, Copy)]
 pub enum Kind {
     String,
@@ -94,7 +94,7 @@ pub enum Kind {
     SchemaOrStrings(TypeRef),
 }
 
-/// What absent and zero mean for a field.
+/// The meaning of absent and zero for a field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Presence {
     /// A pointer in Go: absent and zero differ, and absent is not written.
@@ -114,7 +114,7 @@ impl Presence {
     }
 }
 
-/// How server-side apply merges a list, map or struct.
+/// The merge rule of server-side apply for a list, map or struct.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Merge {
     /// Lists are atomic, maps and structs granular.
@@ -124,7 +124,7 @@ pub enum Merge {
     Atomic,
     /// A list of scalars, each owned on its own.
     Set,
-    /// A list of objects told apart by [`Field::keys`].
+    /// A list of objects identified by [`Field::keys`].
     Keyed,
 }
 
@@ -145,7 +145,7 @@ pub struct Wire {
     pub slot: Slot,
 }
 
-/// What a protobuf tag holds.
+/// The content of a protobuf tag.
 #[derive(Debug)]
 pub enum Slot {
     /// Index into [`Type::fields`].

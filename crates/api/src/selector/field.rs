@@ -21,7 +21,7 @@ pub enum FieldSelectorError {
 pub struct FieldTerm {
     pub field: String,
     pub value: String,
-    /// Whether the field must be equal to the value, or must not.
+    /// True if the field must be equal to the value, false if it must differ.
     pub equal: bool,
 }
 
@@ -62,7 +62,7 @@ impl FieldSelector {
         self.terms.iter().find(|t| t.equal && t.field == field).map(|t| t.value.as_str())
     }
 
-    /// Whether an object of a kind meets all conditions. Fields must have passed [`check_field`].
+    /// Returns true if an object of a kind meets all conditions. Fields must have passed [`check_field`].
     pub fn matches(&self, resource: &Resource, object: &Value) -> bool {
         self.terms.iter().all(|term| {
             let equal = match term.field.as_str() {
@@ -87,8 +87,8 @@ impl fmt::Display for FieldSelector {
     }
 }
 
-/// Whether a field selector may name a field of a kind. A kind that lists its fields says so in fewer words,
-/// and has a namespace to select by only if its objects live in one.
+/// Checks that a field selector may name a field of a kind. The error of a kind that lists its fields is
+/// shorter. Such a kind has the namespace as a field only if its objects live in one.
 pub fn check_field(resource: &Resource, field: &str) -> Result<(), String> {
     let own = resource.strategy.fields();
     let known = match field {

@@ -44,7 +44,7 @@ impl<L: Labels + ?Sized> Labels for &L {
     }
 }
 
-/// How a requirement compares.
+/// The comparison of a requirement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Operator {
     Equals,
@@ -111,7 +111,7 @@ impl Requirement {
         }
     }
 
-    /// Whether labels meet the requirement.
+    /// Returns true if labels meet the requirement.
     pub fn matches(&self, labels: &(impl Labels + ?Sized)) -> bool {
         let value = labels.label(&self.key);
         let among = |value: &str| self.values.iter().any(|v| v == value);
@@ -231,12 +231,12 @@ impl LabelSelector {
         Self::from_requirements(requirements)
     }
 
-    /// Whether it selects everything.
+    /// Returns true if it selects everything.
     pub fn is_empty(&self) -> bool {
         !self.nothing && self.requirements.is_empty()
     }
 
-    /// Whether it can select anything at all.
+    /// Returns true if it can select nothing.
     pub fn selects_nothing(&self) -> bool {
         self.nothing
     }
@@ -245,12 +245,12 @@ impl LabelSelector {
         &self.requirements
     }
 
-    /// Whether labels meet all requirements.
+    /// Returns true if labels meet all requirements.
     pub fn matches(&self, labels: &(impl Labels + ?Sized)) -> bool {
         !self.nothing && self.requirements.iter().all(|r| r.matches(labels))
     }
 
-    /// Whether the labels of an object meet all requirements.
+    /// Returns true if the labels of an object meet all requirements.
     pub fn matches_object(&self, object: &Value) -> bool {
         self.matches(&crate::meta::labels(object))
     }

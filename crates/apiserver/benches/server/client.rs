@@ -1,4 +1,4 @@
-//! Clients, and what they send.
+//! Clients and their requests.
 
 use crate::process::Server;
 use bytes::Bytes;
@@ -60,7 +60,7 @@ impl Client {
         self.sender.clone().send_request(request).await.unwrap()
     }
 
-    /// Reads an answer to its end. Answers its code and length.
+    /// Reads an answer to its end. Returns its code and length.
     pub async fn whole(&self, method: &str, path: &str, body: impl Into<Bytes>) -> (u16, usize) {
         measured(self.send(method, path, body).await).await
     }
@@ -118,11 +118,11 @@ pub async fn account(client: &Client) {
 pub struct Turn {
     /// Which of the clients it is.
     pub worker: usize,
-    /// How many requests there were before.
+    /// Number of earlier requests.
     pub number: u64,
 }
 
-/// What many clients did.
+/// The result of many clients' work.
 pub struct Done {
     requests: u64,
     elapsed: Duration,

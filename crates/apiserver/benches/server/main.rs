@@ -3,12 +3,12 @@
 //!
 //! `cargo bench -p ferrite-apiserver` runs all of it; parts can be chosen: `-- start writes gets lists watches nodes`, and of
 //! the writes `creates updates patches applies`.
-//! Files go to a directory below `FERRITE_BENCH_DIR`, or below the build directory: not to a file system in memory,
-//! where a synchronisation costs nothing. What the server can do is told per second of its own processor time where
-//! the clients would otherwise be the limit: they run on the same machine.
+//! Files go to a directory below `FERRITE_BENCH_DIR`, or below the build directory: not to a file system in
+//! memory, where a synchronisation costs nothing. Where the clients would be the limit, because they run on
+//! the same machine, throughput is given per second of the server's own processor time.
 //!
-//! Where `FERRITE_BENCH_UPSTREAM` names a kube-apiserver and `etcd` can be run, the same clients turn to that server
-//! after each measurement of ours. What its etcd uses counts as its own.
+//! Where `FERRITE_BENCH_UPSTREAM` names a kube-apiserver and `etcd` can be run, the same clients turn to
+//! that server after each measurement of ours. Resources that its etcd uses count as its own.
 #![allow(clippy::unwrap_used, reason = "a benchmark that fails should stop at once")]
 
 mod client;
@@ -60,7 +60,7 @@ fn scratch() -> Arc<tempfile::TempDir> {
     Arc::new(tempfile::tempdir_in(base).unwrap())
 }
 
-/// Ours, and upstream's where it can be had.
+/// Our server, and upstream's if it is available.
 async fn servers() -> Vec<Server> {
     let ours = Server::start(&scratch());
     let mut servers = vec![ours];

@@ -16,7 +16,7 @@ use tokio_rustls::TlsConnector;
 /// Set for the process that is the server: where its files are.
 pub const SERVER: &str = "FERRITE_BENCH_SERVER";
 
-/// The server's side: what `ferrite kube-apiserver` does, without its command line.
+/// The server's side: the work of `ferrite kube-apiserver`, without its command line.
 pub async fn serve(dir: &Path) {
     let store = Store::open(&dir.join("store"), LogOptions::default(), HistoryLimits::default()).unwrap();
     let pki = ClusterPki::open(&dir.join("pki")).unwrap();
@@ -31,7 +31,7 @@ pub async fn serve(dir: &Path) {
     server.serve(listener, tls).await;
 }
 
-/// What a server shows, and what its administrator shows to it.
+/// The certificates of a server and of its administrator.
 pub fn identities(pki: &ClusterPki) -> (Identity, Identity) {
     let names = vec!["localhost".to_owned(), "127.0.0.1".to_owned()];
     let subject = Subject { common_name: "kube-apiserver".into(), organization: None, names };
@@ -42,7 +42,7 @@ pub fn identities(pki: &ClusterPki) -> (Identity, Identity) {
 
 /// A server in processes of its own, ended when it is dropped.
 pub struct Server {
-    /// The server itself, then what it needs.
+    /// The server itself, then the processes that it needs.
     pub children: Vec<Child>,
     pub address: SocketAddr,
     pub tls: TlsConnector,
@@ -114,7 +114,7 @@ fn proc(id: u32, file: &str) -> String {
     std::fs::read_to_string(format!("/proc/{id}/{file}")).unwrap()
 }
 
-/// How the administrator connects.
+/// The administrator's TLS connector.
 pub fn connector(pki: &ClusterPki) -> TlsConnector {
     let (_, admin) = identities(pki);
     let mut tls = ferrite_pki::client_config(pki.ca(), Some(&admin)).unwrap();

@@ -21,7 +21,7 @@ pub async fn run(with_gets: bool, with_lists: bool) {
     }
 }
 
-/// Creates what is looked at later, and tells what it takes in our memory.
+/// Creates the objects to read later, and prints our memory for them.
 async fn fill(server: &Server) {
     let client = server.client().await;
     let before = server.pss();
@@ -41,7 +41,7 @@ async fn fill(server: &Server) {
     let (_, object) = client.whole("GET", &format!("{PODS}/pod-00007"), "").await;
     tokio::time::sleep(Duration::from_secs(2)).await;
     if server.children.len() > 1 {
-        // Upstream's memory is its garbage collector's to tell.
+        // Upstream's memory depends on its garbage collector, so the figure means little.
         return;
     }
     let each = (server.pss() - before) as usize * 1024 / LISTED;
@@ -68,7 +68,7 @@ async fn gets(servers: &[Server]) {
     }
 }
 
-/// What listing again and again took.
+/// The cost of repeated lists.
 struct Listed {
     megabytes: f64,
     seconds: f64,

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 const UPSTREAM: &str = "FERRITE_BENCH_UPSTREAM";
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Starts both, if they can be had.
+/// Starts both, if they are available.
 pub async fn start(dir: &Arc<tempfile::TempDir>) -> Option<Server> {
     let binary = std::env::var_os(UPSTREAM)?;
     let started = Instant::now();

@@ -62,7 +62,7 @@ async fn watched(server: &Server, ours: bool) -> Seen {
 /// Each ends when it has seen all events, and answers how many it saw.
 async fn watchers(server: &Server, seen: &Arc<AtomicU64>) -> JoinSet<usize> {
     let mut watchers = JoinSet::new();
-    // Those that were there before are not told again.
+    // The watch does not repeat objects that were there before.
     let listed: ferrite_json::Value =
         ferrite_json::from_str(&server.client().await.text(&format!("{PODS}?limit=1")).await).unwrap();
     let version = listed["metadata"]["resourceVersion"].as_str().unwrap().to_owned();

@@ -12,7 +12,7 @@ const CONNECTIONS: usize = 16;
 /// Stands in a prepared body where each request says something new.
 const NOTE: &str = "@note@";
 
-/// What a client does, again and again.
+/// A client's repeated request.
 #[derive(Clone, Copy)]
 enum Write {
     Create,
@@ -24,7 +24,7 @@ enum Write {
 impl Write {
     const ALL: [Self; 4] = [Self::Create, Self::Update, Self::StatusPatch, Self::Apply];
 
-    /// How it is chosen on the command line.
+    /// Its name on the command line.
     fn part(self) -> &'static str {
         match self {
             Self::Create => "creates",
@@ -43,12 +43,12 @@ impl Write {
         }
     }
 
-    /// The name of what a client works on, which is its own.
+    /// The name of the object that a client works on, which is its own.
     fn name(self, clients: usize, worker: usize) -> String {
         format!("{}-{clients}-{worker}", self.part())
     }
 
-    /// Brings about what is written to, and answers the body that a client sends.
+    /// Makes the objects to write to, and returns the body that a client sends.
     async fn prepare(self, client: &Client, name: &str) -> String {
         let path = format!("{PODS}/{name}");
         let mut fresh = pod(name);

@@ -1,4 +1,4 @@
-//! Images are pulled for every container, so that only those who may pull an image can run it.
+//! Images are pulled for every container, so that only users who may pull an image can run it.
 
 use super::{Attributes, Operation, Plugin};
 use crate::registry::View;

@@ -1,4 +1,4 @@
-//! Certificate signing requests: who made them, and who may decide about them.
+//! Certificate signing requests: their requesters, and the users who may decide about them.
 
 use super::{Attributes, Operation, Plugin};
 use crate::auth::Action;
@@ -12,8 +12,8 @@ const REQUESTS: &str = "certificatesigningrequests";
 const CLIENT_SIGNER: &str = "kubernetes.io/kube-apiserver-client";
 const MASTERS: &str = "system:masters";
 
-/// A request says who made it; the server writes that, whatever the client wrote. No plugin, for nobody may
-/// turn it off.
+/// Writes the requester into a request, whatever the client wrote. No plugin, because nobody may turn it
+/// off.
 pub(super) fn stamp_requester(attributes: &Attributes<'_>, object: &mut Value) {
     if !attributes.creates_in(GROUP, REQUESTS) {
         return;
@@ -37,7 +37,7 @@ fn signer(object: &Value) -> &str {
     object["spec"]["signerName"].as_str().unwrap_or_default()
 }
 
-/// Whether the user has a right over a signer, by its name or by its domain.
+/// Returns true if the user has a right over a signer, by its name or by its domain.
 fn may(view: &View, attributes: &Attributes<'_>, verb: &str, signer: &str) -> bool {
     let domain = signer.split_once('/').map_or(signer, |(domain, _)| domain);
     [signer.to_owned(), format!("{domain}/*")].into_iter().any(|name| {
@@ -56,7 +56,7 @@ fn may(view: &View, attributes: &Attributes<'_>, verb: &str, signer: &str) -> bo
 pub(super) struct OverSigner {
     name: &'static str,
     verb: &'static str,
-    /// What the user wanted, in a refusal.
+    /// The wanted action, for a refusal.
     wanted: &'static str,
     /// The signer, if the write is one of those.
     signer: for<'a> fn(&Attributes<'a>, &'a Value) -> Option<&'a str>,
@@ -85,7 +85,7 @@ pub(super) static CERTIFICATE_SIGNING: OverSigner = OverSigner {
     },
 };
 
-/// Trust bundles of a signer are written by those who may speak for it.
+/// Only users with a right over a signer write its trust bundles.
 pub(super) static CLUSTER_TRUST_BUNDLE_ATTEST: OverSigner = OverSigner {
     name: "ClusterTrustBundleAttest",
     verb: "attest",

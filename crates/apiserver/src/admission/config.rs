@@ -62,7 +62,7 @@ pub fn read(path: &Path) -> Result<Configurations, ConfigError> {
     Ok(found)
 }
 
-/// Whether a plugin's configuration is of a kind in one of its group's versions.
+/// Checks that a plugin's configuration is of this kind, in any version of its group.
 pub(super) fn check_kind(configuration: &Value, group: &str, kind: &str) -> Result<(), String> {
     let version = configuration["apiVersion"].as_str().unwrap_or_default();
     if version.split_once('/').is_some_and(|(found, _)| found == group) && configuration["kind"] == kind {

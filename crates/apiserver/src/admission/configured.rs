@@ -38,7 +38,7 @@ impl<T> Current<T> {
         self.0.iter().map(|compiled| &compiled.value)
     }
 
-    /// Whether these are what a view has.
+    /// Returns true if these are the entries of a view.
     fn is_of<'a>(&self, entries: impl Iterator<Item = &'a Arc<Entry>>) -> bool {
         let mut known = self.0.iter();
         for entry in entries {
@@ -65,7 +65,7 @@ impl<T> Configured<T> {
         self.prefix.get().map(String::as_str)
     }
 
-    /// Whether there are none: one lookup.
+    /// Returns true if there are none: one lookup.
     pub fn is_empty(&self, view: &View) -> bool {
         self.prefix(view).is_none_or(|prefix| view.snapshot.range(prefix.as_bytes(), None).next().is_none())
     }

@@ -13,7 +13,7 @@ const GROUP: &str = "eventratelimit.admission.k8s.io";
 /// Keys of one limit that are remembered unless the configuration says otherwise.
 const REMEMBERED: usize = 4096;
 
-/// What events are counted by.
+/// The key by which events are counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum By {
     Server,
@@ -58,7 +58,7 @@ fn source_and_object(event: &Value) -> String {
     .concat()
 }
 
-/// What may still come, and as of when.
+/// The number of events still allowed, as of a time.
 #[derive(Debug, Clone, Copy)]
 struct Bucket {
     left: f64,
@@ -101,7 +101,7 @@ impl Limit {
     /// Takes one event in, or not.
     fn accepts(&mut self, key: &str, now: Instant) -> bool {
         if !self.buckets.contains_key(key) && self.buckets.len() >= self.remembered {
-            // Whoever was silent longest has the least to lose.
+            // Drop the bucket that was idle longest: it has the least to lose.
             let oldest = self.buckets.iter().min_by_key(|(_, b)| b.since).map(|(key, _)| key.clone());
             oldest.map(|key| self.buckets.remove(&key));
         }

@@ -1,4 +1,4 @@
-//! LimitRanges: what containers get that say nothing, and between what bounds those are that do.
+//! LimitRanges: defaults for containers without amounts, and bounds for the others.
 
 use super::{Attributes, Operation, Plugin};
 use crate::registry::View;

@@ -67,7 +67,7 @@ impl Rule {
         rules.as_array().into_iter().flatten().map(Self::parse).collect()
     }
 
-    /// Whether the rule is about a request, were it for `resource`.
+    /// Returns true if the rule selects the request, taken as one for `resource`.
     fn matches(&self, attributes: &Attributes<'_>, resource: &Resource) -> bool {
         let subresource = attributes.subresource.unwrap_or_default();
         exact_or_any(&self.operations, attributes.operation.name())
@@ -99,9 +99,9 @@ impl Rule {
 pub(crate) struct Matcher {
     rules: Vec<Rule>,
     excluded: Vec<Rule>,
-    /// Whether no rules at all means every resource.
+    /// True if no rules at all means every resource.
     all_without_rules: bool,
-    /// Whether a rule for another version of the resource counts.
+    /// True if a rule for another version of the resource counts.
     equivalent: bool,
     namespaces: Result<LabelSelector, SelectorError>,
     objects: Result<LabelSelector, SelectorError>,
@@ -140,8 +140,8 @@ impl Matcher {
         }
     }
 
-    /// Whether the request can be selected at all, judged by its operation and the words of the rules alone: one that
-    /// is not selected here never is.
+    /// Returns false if the request's operation and the words of the rules already exclude a match. A
+    /// request that is excluded here never matches.
     pub fn may_match(&self, attributes: &Attributes<'_>) -> bool {
         if self.rules.is_empty() {
             return self.all_without_rules;
@@ -156,8 +156,8 @@ impl Matcher {
         })
     }
 
-    /// The resource as which the request is selected: its own, or another version of it. `object` is what is written,
-    /// if anything.
+    /// The resource as which the request is selected: its own, or another version of it. `object` is the
+    /// new object, if there is one.
     ///
     /// Fails where upstream does: the namespace is gone, or a selector cannot be read.
     pub fn resource<'a>(

@@ -8,7 +8,7 @@
 //!
 //! To add a stage: one module with a type that implements [`MutatingStage`] or [`ValidatingStage`], and one row in
 //! [`stage::MUTATING`] or [`stage::VALIDATING`]. [`matching`] decides which requests a configuration selects, and
-//! [`configured::Configured`] keeps what stored configurations were compiled to.
+//! [`configured::Configured`] keeps the compiled forms of stored configurations.
 
 mod always_pull_images;
 mod anti_affinity;
@@ -64,7 +64,7 @@ use ferrite_store::{Compare, Op, Txn};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// What is about to happen.
+/// The operation of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Operation {
     Create,
@@ -85,7 +85,7 @@ impl Operation {
     }
 }
 
-/// What a plugin is told about a request.
+/// The facts about a request that a plugin gets.
 #[derive(Clone, Copy)]
 pub(crate) struct Attributes<'a> {
     pub operation: Operation,
@@ -97,7 +97,7 @@ pub(crate) struct Attributes<'a> {
     /// is deleted with its collection.
     pub unnamed: bool,
     pub user: &'a User,
-    /// What is stored now: none for a create.
+    /// The stored object; none for a create.
     pub old: Option<&'a Value>,
     pub options: &'a WriteOptions,
     pub rbac: &'a Arc<Rbac>,
@@ -124,7 +124,7 @@ impl<'a> Attributes<'a> {
         }
     }
 
-    /// Whether this is about a resource itself, not one of its subresources.
+    /// Returns true if the request is about the resource itself, not one of its subresources.
     fn is(&self, group: &str, plural: &str) -> bool {
         self.is_sub(group, plural, None)
     }
@@ -133,12 +133,13 @@ impl<'a> Attributes<'a> {
         self.subresource == subresource && self.resource.group == group && self.resource.plural == plural
     }
 
-    /// Whether this creates or updates an object of a core resource, not one of its subresources.
+    /// Returns true if the request creates or updates an object of a core resource, not one of its
+    /// subresources.
     fn writes(&self, plural: &str) -> bool {
         matches!(self.operation, Operation::Create | Operation::Update) && self.is("", plural)
     }
 
-    /// Whether this creates an object of a core resource, not one of its subresources.
+    /// Returns true if the request creates an object of a core resource, not one of its subresources.
     fn creates(&self, plural: &str) -> bool {
         self.creates_in("", plural)
     }
@@ -165,7 +166,7 @@ impl<'a> Attributes<'a> {
         self.options.warnings.annotate(key, value);
     }
 
-    /// Whether the user may do something else as well.
+    /// Returns true if the user may also do another action.
     fn may(&self, view: &View, action: &Action) -> bool {
         decide(self.rbac, view, self.user, action).allowed
     }
@@ -209,23 +210,23 @@ pub(crate) trait Plugin: Send + Sync {
         Ok(())
     }
 
-    /// What the write costs, once nobody has refused it.
+    /// The quota charges of a write that every plugin has admitted.
     fn charge(&self, _view: &View, _attributes: &Attributes<'_>, _object: &Value) -> Result<Charges, Status> {
         Ok(Charges::default())
     }
 }
 
-/// Makes a plugin of its configuration, if there is one; or says what is wrong with it.
+/// Makes a plugin of its configuration, if there is one, or returns the error.
 type Make = fn(Option<&Value>) -> Result<Box<dyn Plugin>, String>;
 
-/// How a plugin comes about.
+/// The origin of a plugin.
 enum Made {
     Ready(&'static dyn Plugin),
     /// From its configuration, under its name.
     From(&'static str, Make),
 }
 
-/// A plugin, and whether it works without being asked for.
+/// A plugin, and true if it is on by default.
 struct Row {
     made: Made,
     default: bool,
@@ -318,7 +319,7 @@ impl std::ops::Deref for Link {
     }
 }
 
-/// Whether a request writes the scale of an object.
+/// Returns true if a request writes the scale of an object.
 fn is_scale(attributes: &Attributes<'_>) -> bool {
     attributes.subresource == Some("scale") && attributes.operation == Operation::Update
 }
@@ -328,7 +329,7 @@ pub(crate) struct Chain {
     links: Vec<Link>,
     mutating: Vec<Box<dyn MutatingStage>>,
     validating: Vec<Box<dyn ValidatingStage>>,
-    /// Whether a namespace that does not exist is made for who creates something in it.
+    /// True if a create in a missing namespace makes that namespace.
     pub provisions_namespaces: bool,
     pub times: AdmissionTimes,
     /// Of each of the links, in their order.
@@ -368,7 +369,7 @@ impl Chain {
         })
     }
 
-    /// Lets all change the object. Answers whether a webhook or a policy did: the caller then prepares it anew.
+    /// Lets all change the object. Returns true if a webhook or a policy did: the caller prepares it anew.
     pub async fn mutate(
         &self,
         view: &View,
@@ -533,7 +534,7 @@ impl Chain {
         }
         self.validate(view, attributes, None).await
     }
-    /// Asks about a request that becomes a stream; `options` are its own. Only stages have a say in it. Answers whether
+    /// Asks about a request that becomes a stream; `options` are its own. Only stages run. Returns true if
     /// the options were changed.
     pub async fn connect(
         &self,
@@ -550,7 +551,8 @@ impl Chain {
         Ok(changed)
     }
 
-    /// What a write costs that all have admitted. It has to be written with it.
+    /// The quota charges of a write that every plugin has admitted. They must be stored in the same
+    /// transaction.
     pub fn charge(
         &self,
         view: &View,

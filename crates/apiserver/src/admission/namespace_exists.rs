@@ -1,4 +1,4 @@
-//! Nothing is written into a namespace that does not exist; or it is made for whoever writes into it.
+//! Refuses writes into a namespace that does not exist, or makes the namespace first.
 
 use super::{Attributes, Plugin};
 use crate::registry::View;
@@ -26,7 +26,7 @@ impl Plugin for NamespaceExists {
     }
 }
 
-/// What it stands for is done before a create begins: a plugin only decides.
+/// Has no code of its own: its work is done before a create begins, because a plugin only decides.
 pub(super) struct NamespaceAutoProvision;
 
 impl NamespaceAutoProvision {

@@ -1,4 +1,4 @@
-//! A node writes itself, its pods and what belongs to them, and nothing that would let it reach further.
+//! A node writes itself, its pods and their own objects, and nothing that would let it reach further.
 
 use super::{Attributes, Operation, Plugin};
 use crate::auth::{Action, decide, node};
@@ -230,7 +230,7 @@ fn claim_status(node: &str, attributes: &Attributes<'_>, object: Option<&Value>)
     })
 }
 
-/// Tokens are for pods of the node, and for nobody but whom those are meant to talk to.
+/// Tokens must be for pods of the node, and for audiences that those pods use.
 fn bound_token(view: &View, node: &str, attributes: &Attributes<'_>, token: &Value) -> Option<String> {
     let reference = &token["spec"]["boundObjectRef"];
     if reference["apiVersion"] != "v1" || reference["kind"] != "Pod" || !reference["name"].is_string() {
@@ -294,7 +294,8 @@ fn audience_problem(
 /// Looks up an object by group, plural, namespace and name.
 type Get<'a> = &'a dyn Fn(&str, &str, &str, &str) -> Option<Value>;
 
-/// Whether a volume of a pod needs tokens for an audience: a projected one by itself, others by their CSI driver.
+/// Returns true if a volume of a pod needs tokens for an audience: a projected one by itself, others by
+/// their CSI driver.
 fn names_audience(pod: &Value, volume: &Value, audience: &str, get: Get<'_>) -> bool {
     let projected = list(&volume["projected"], "sources").iter().any(|source| {
         let token = &source["serviceAccountToken"];

@@ -10,7 +10,7 @@ pub(super) const NAME: &str = "PodNodeSelector";
 const ANNOTATION: &str = "scheduler.alpha.kubernetes.io/node-selector";
 const CLUSTER: &str = "clusterDefaultNodeSelector";
 
-/// What holds in namespaces that say nothing themselves, and what their pods may select at all.
+/// The selector of namespaces without one of their own, and the labels that their pods may select.
 #[derive(Default)]
 struct PodNodeSelector {
     default: String,
@@ -36,7 +36,7 @@ pub(super) fn make(configuration: Option<&Value>) -> Result<Box<dyn Plugin>, Str
 }
 
 impl PodNodeSelector {
-    /// What the namespace adds to its pods' selectors.
+    /// The labels that the namespace adds to its pods' selectors.
     fn wanted(&self, view: &View, attributes: &Attributes<'_>) -> Result<Map, Status> {
         let namespace = view.get("", "namespaces", "", attributes.namespace).unwrap_or_default();
         let own = namespace["metadata"]["annotations"].get(ANNOTATION).and_then(Value::as_str);

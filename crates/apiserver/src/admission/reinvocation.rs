@@ -6,7 +6,7 @@ use ferrite_api::meta;
 use ferrite_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What the stages of one request tell each other.
+/// State that the stages of one request share.
 #[derive(Default)]
 pub(crate) struct Reinvocation {
     wanted: bool,
@@ -14,7 +14,7 @@ pub(crate) struct Reinvocation {
     stages: BTreeMap<&'static str, StageMemory>,
 }
 
-/// What a stage remembers of the first round.
+/// A stage's state from the first round.
 #[derive(Default)]
 struct StageMemory {
     /// The object when the stage ended.
@@ -38,7 +38,7 @@ impl Reinvocation {
         self.wanted
     }
 
-    /// Whether this is the second round.
+    /// Returns true if this is the second round.
     pub fn is_again(&self) -> bool {
         self.again
     }
@@ -52,8 +52,8 @@ impl Reinvocation {
         }
     }
 
-    /// Whether one of a stage runs in this round: in the second only one that ran in the first, wants to run again, and
-    /// was followed by a change.
+    /// Returns true if an entry of a stage runs in this round. In the second round, only an entry that ran
+    /// in the first, wants to run again, and was followed by a change.
     pub fn runs(&self, stage: &'static str, id: &str) -> bool {
         !self.again || self.stages.get(stage).is_some_and(|memory| memory.again.contains(id))
     }
@@ -92,7 +92,8 @@ impl Unstamped {
         Self { taken: fields.filter_map(|field| Some((field, metadata.remove(field)?))).collect() }
     }
 
-    /// Puts them back. `before` is the object before it was changed: what others may not change is taken from it.
+    /// Puts them back. Fields that others may not change are taken from `before`, the object before the
+    /// change.
     pub fn put_back(self, object: &mut Value, before: Value) {
         let metadata = meta::metadata_mut(object);
         for (field, value) in self.taken {
@@ -132,7 +133,7 @@ mod tests {
     const STAGE: &str = "stage";
 
     /// Runs a round: each step is an identifier, whether it wants to run again, and whether it changes the object.
-    /// Answers those that ran.
+    /// Returns those that ran.
     fn round(
         reinvocation: &mut Reinvocation,
         object: &mut Value,

@@ -1,5 +1,5 @@
-//! Quotas: a write that would use more than its namespace may is refused; one that fits is charged in the same
-//! transaction, so that usage is never behind what is stored.
+//! Quotas: a write that would use more than its namespace may is refused; one that fits is charged in the
+//! same transaction, so that usage is never behind the stored objects.
 
 use super::config::check_kind;
 use super::{Attributes, Charges, Operation, Plugin};
@@ -16,7 +16,7 @@ pub(super) const NAME: &str = "ResourceQuota";
 
 #[derive(Default)]
 struct ResourceQuota {
-    /// What may only be used where a quota covers it.
+    /// Resources that may only be used where a quota covers them.
     limited: Vec<Limited>,
 }
 

@@ -1,4 +1,4 @@
-//! What a pod's runtime costs and where it runs, from its class.
+//! Adds the overhead and the scheduling constraints of a pod's RuntimeClass.
 
 use super::{Attributes, Plugin};
 use crate::registry::View;

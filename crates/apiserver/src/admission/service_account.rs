@@ -11,7 +11,7 @@ use ferrite_json::{Map, Value, json};
 pub(super) struct ServiceAccount;
 
 const TOKEN_PATH: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
-/// Whether an account's pods may use no secrets but those it lists.
+/// Annotation of accounts whose pods may use only the secrets that the account lists.
 const ENFORCED: &str = "kubernetes.io/enforce-mountable-secrets";
 const MIRROR: &str = "kubernetes.io/config.mirror";
 /// A little more than an hour: the kubelet refreshes at 80 %, so that a token lives an hour at least.
@@ -94,8 +94,8 @@ fn refused_mirror(spec: &Value) -> Option<&'static str> {
         .then_some("a mirror pod may not use service account token volume projections")
 }
 
-/// Why a pod may not use a secret, if its account lists those that may be used. `debugs` looks at containers that
-/// are added to a pod alone.
+/// The reason why a pod may not use a secret, if its account lists the allowed ones. With `debugs`, only
+/// containers that are added to a pod are checked.
 fn foreign_secret(spec: &Value, account: &Value, debugs: bool) -> Option<String> {
     let named = |key: &str| -> Vec<&str> {
         list(account, key).iter().filter_map(|reference| reference["name"].as_str()).collect()

@@ -15,8 +15,8 @@ pub(crate) type Waiting<'a> = Pin<Box<dyn Future<Output = Result<(), Status>> + 
 
 /// A stage that may change objects.
 pub(crate) trait MutatingStage: Send + Sync {
-    /// Whether anything is configured that may select the request. Asked with every write: it must be cheap, and may
-    /// be wrong only by answering true.
+    /// Returns true if anything is configured that may select the request. Called for every write: it must
+    /// be cheap, and a wrong result must be true.
     fn concerns(&self, view: &View, attributes: &Attributes<'_>) -> bool;
 
     /// Changes or refuses the object. There is none for a delete.
@@ -45,7 +45,7 @@ pub(crate) trait ValidatingStage: Send + Sync {
     ) -> Waiting<'a>;
 }
 
-/// What a stage is made of.
+/// The inputs for making a stage.
 pub(crate) struct Parts<'a> {
     /// The stage's configuration from `--admission-control-config-file`.
     pub configuration: Option<&'a Value>,
@@ -53,7 +53,7 @@ pub(crate) struct Parts<'a> {
     pub webhook_metrics: &'a Arc<WebhookMetrics>,
 }
 
-/// How a stage comes about, or why it cannot.
+/// Makes a stage, or says why it cannot.
 type Make<S> = fn(&Parts<'_>) -> Result<Box<S>, String>;
 
 /// A stage. All work without being asked for.

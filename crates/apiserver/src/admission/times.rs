@@ -1,4 +1,4 @@
-//! How long each plugin and each expression of admission takes, under upstream's names.
+//! Durations of each plugin and each expression of admission, under upstream's names.
 
 use ferrite_component::metrics::{Family, Histogram, registry};
 use std::sync::{Arc, LazyLock, OnceLock};

@@ -11,7 +11,7 @@ const DEFAULTS: &str = "scheduler.alpha.kubernetes.io/defaultTolerations";
 const WHITELIST: &str = "scheduler.alpha.kubernetes.io/tolerationsWhitelist";
 const GROUP: &str = "podtolerationrestriction.admission.k8s.io";
 
-/// What holds in namespaces that say nothing themselves.
+/// The lists of namespaces without their own.
 #[derive(Default)]
 struct PodTolerationRestriction {
     defaults: Vec<Value>,
@@ -76,7 +76,7 @@ fn given(pod: &Value) -> Vec<Value> {
     pod["spec"]["tolerations"].as_array().cloned().unwrap_or_default()
 }
 
-/// What a namespace's annotation lists. None if it says nothing.
+/// The list in a namespace's annotation. None without the annotation.
 fn listed(view: &View, attributes: &Attributes<'_>, key: &str) -> Result<Option<Vec<Value>>, Status> {
     let namespace = view.get("", "namespaces", "", attributes.namespace).unwrap_or_default();
     match namespace["metadata"]["annotations"].get(key).and_then(Value::as_str) {
@@ -87,7 +87,7 @@ fn listed(view: &View, attributes: &Attributes<'_>, key: &str) -> Result<Option<
     }
 }
 
-/// Both lists without what another entry covers.
+/// Both lists without entries that another entry covers.
 fn merge(first: &[Value], second: &[Value]) -> Vec<Value> {
     let all: Vec<&Value> = first.iter().chain(second).collect();
     let mut merged: Vec<Value> = Vec::new();
@@ -100,7 +100,7 @@ fn merge(first: &[Value], second: &[Value]) -> Vec<Value> {
     merged
 }
 
-/// Whether whatever `narrow` tolerates is tolerated by `wide` too.
+/// Returns true if `wide` tolerates everything that `narrow` tolerates.
 fn covers(wide: &Value, narrow: &Value) -> bool {
     let text = |toleration: &Value, key: &str| toleration[key].as_str().unwrap_or_default().to_owned();
     let exists = text(wide, "operator") == "Exists";

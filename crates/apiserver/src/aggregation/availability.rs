@@ -89,7 +89,7 @@ pub(super) fn status(object: &Value, verdict: &Verdict, now: Timestamp) -> Optio
     Some(json!({"conditions": conditions}))
 }
 
-/// Whether the stored status says that the APIService can be served.
+/// Returns true if the stored status says that the APIService can be served.
 pub(super) fn is_available(object: &Value) -> bool {
     let conditions = list(&object["status"], "conditions");
     conditions.iter().any(|condition| condition["type"] == "Available" && condition["status"] == "True")

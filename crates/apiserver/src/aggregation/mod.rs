@@ -1,8 +1,9 @@
 //! Aggregation: groups that other servers serve, as if this server did.
 //!
-//! An APIService says who serves a version of a group. One task, the [`Follower`], keeps APIServices for what this
-//! server serves itself ([`registration`]), asks the servers behind the others whether they are there
-//! ([`availability`], [`discovery`]), and publishes a snapshot. A request takes the snapshot once: it goes to the local
+//! An APIService names the server of a group's version. One task, the [`Follower`], maintains the
+//! APIServices of this server's own groups ([`registration`]), checks the servers behind the others
+//! ([`availability`], [`discovery`]), and publishes a snapshot. A request takes the snapshot once: it goes
+//! to the local
 //! resources or, on behalf of its user, to the other server ([`proxy`]). Nothing that a request does waits for a
 //! server other than its own.
 //!
@@ -43,7 +44,7 @@ use tokio::time::Instant;
 const GROUP: &str = "apiregistration.k8s.io";
 const PLURAL: &str = "apiservices";
 const MANAGER: &str = "kube-apiserver";
-/// How often the Services behind APIServices are looked up.
+/// Interval between lookups of the Services behind APIServices.
 const LOOK: Duration = Duration::from_secs(1);
 /// As upstream: a server that answered is asked again after this.
 const PROBE_AGAIN: Duration = Duration::from_secs(30);
@@ -64,7 +65,7 @@ impl Aggregator {
         Arc::clone(&self.services.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Everything that extension API servers have told of themselves.
+    /// The discovery documents of all extension API servers.
     pub fn discovered(&self) -> Arc<BTreeMap<services::GroupVersion, Discovered>> {
         Arc::clone(&self.discovered.read().unwrap_or_else(PoisonError::into_inner))
     }
@@ -206,7 +207,7 @@ impl Follower {
         }
     }
 
-    /// Brings every APIService to what it should be.
+    /// Brings every APIService to its desired state.
     async fn sync(&mut self) -> Result<(), Status> {
         self.register().await?;
         let stored = self.stored();

@@ -1,7 +1,7 @@
 //! Groups that this process serves itself without storage, beside those of other servers.
 //!
-//! A mounted group has an APIService like every other one, made when the server starts. An administrator who replaces
-//! it by one that names a Service has that server's answers from then on, also after a restart.
+//! A mounted group has an APIService like every other one, made when the server starts. If an administrator
+//! replaces it by one that names a Service, that server answers from then on, also after a restart.
 
 use crate::encode;
 use crate::filters::Asked;
@@ -15,7 +15,7 @@ use futures_util::future::BoxFuture;
 use std::fmt::Debug;
 use std::sync::Arc;
 
-/// A resource of a mounted group, as discovery tells it.
+/// A resource of a mounted group, as discovery shows it.
 #[derive(Debug, Clone, Copy)]
 pub struct MountedResource {
     pub plural: &'static str,
@@ -24,7 +24,7 @@ pub struct MountedResource {
     pub namespaced: bool,
 }
 
-/// A read of a mounted group by a user who may make it.
+/// An authorized read of a mounted group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MountedRequest {
     pub resource: String,

@@ -9,7 +9,7 @@ use ::http::{Request, StatusCode, header};
 use ferrite_api::Status;
 use http_body_util::BodyExt;
 
-/// Answers a request with what the server behind an APIService answers.
+/// Answers a request with the response of the server behind an APIService.
 pub(crate) async fn handle(server: &ApiServer, remote: &Remote, asked: Asked) -> Result<Response, Status> {
     let user = asked.user.ok_or_else(Status::unauthorized)?;
     if !remote.available {

@@ -15,7 +15,7 @@ const OWN_GROUP: &str = "apiregistration.k8s.io";
 /// The rank that servers of such groups usually ask for.
 const MOUNTED: Priority = Priority { group: 100, version: 100 };
 
-/// How long an APIService is kept as it should be.
+/// The time for which the server maintains an APIService.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Upkeep {
     /// Once, when the server starts. The administrator may change it afterwards.
@@ -98,7 +98,7 @@ pub(super) fn desired(table: &ResourceMap, mounted: &[Arc<dyn MountedGroup>]) ->
     all
 }
 
-/// The write that brings one APIService to what it should be.
+/// The write that brings one APIService to its desired state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Action {
     Keep,
@@ -108,7 +108,7 @@ pub(super) enum Action {
     Delete,
 }
 
-/// Upstream's table. `synced` tells that this server has brought it about once before, `at_start` that the stored one
+/// Upstream's table. `synced`: this server has made the object once before. `at_start`: the stored object
 /// was there when the server started.
 pub(super) fn decide(
     stored: Option<&Value>,

@@ -121,8 +121,8 @@ const ESCAPED: &AsciiSet = &CONTROLS
     .add(b'{')
     .add(b'}');
 
-/// Says in upstream's headers for whom the request is made. A value that no header can carry is left out: the far
-/// side then knows less of the user, never more.
+/// Names the user of the request in upstream's headers. A value that no header can carry is left out: the
+/// far side then knows less of the user, never more.
 pub(super) fn identify(headers: &mut HeaderMap, user: &User) {
     let mut add = |name: &str, value: &str| {
         let name = HeaderName::from_bytes(name.as_bytes());

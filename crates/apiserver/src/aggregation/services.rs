@@ -1,4 +1,5 @@
-//! APIServices as requests and discovery read them: who serves a group's version, and in which order versions come.
+//! APIServices as requests and discovery read them: the server of a group's version, and the order of
+//! versions.
 
 use super::mounted::MountedGroup;
 use super::remote::Remote;

@@ -1,4 +1,4 @@
-//! What all backends have in common: truncation, the queue, and who waits for whom.
+//! The common parts of all backends: truncation, the queue, and waiting.
 
 use super::event::{Event, Level, Stage};
 use super::log::AuditFormat;
@@ -17,7 +17,7 @@ const KIB: usize = 1 << 10;
 /// Events of requests that wait until they are stored.
 const BLOCKING_QUEUE: usize = 1024;
 
-/// Who waits for an event to be stored.
+/// The party that waits until an event is stored.
 #[derive(Debug, Clone)]
 pub enum AuditMode {
     /// Nobody. Events that do not fit into the buffer are lost, and counted.
@@ -28,7 +28,7 @@ pub enum AuditMode {
     BlockingStrict,
 }
 
-/// How events are gathered before they are stored.
+/// Limits for collecting events before they are stored.
 #[derive(Debug, Clone)]
 pub struct AuditBatch {
     /// Events that may wait.
@@ -40,7 +40,7 @@ pub struct AuditBatch {
     pub throttle: Option<AuditThrottle>,
 }
 
-/// How many batches there may be.
+/// The rate limit of batches.
 #[derive(Debug, Clone, Copy)]
 pub struct AuditThrottle {
     /// Batches per second.
@@ -86,7 +86,7 @@ pub(super) struct Backend {
 }
 
 impl Backend {
-    /// The near side, and what the worker of the far side reads from.
+    /// The near side, and the queue that the worker of the far side reads from.
     pub fn new(
         name: &'static str,
         format: AuditFormat,
@@ -176,7 +176,7 @@ impl Throttle {
         Self { interval, ahead: interval * (limit.burst.max(1) - 1), full_at: now }
     }
 
-    /// Takes a token. Answers when it may be used.
+    /// Takes a token. Returns the time at which it may be used.
     pub fn take(&mut self, now: Instant) -> Instant {
         let usable = self.full_at.checked_sub(self.ahead).unwrap_or(now).max(now);
         self.full_at = self.full_at.max(now) + self.interval;

@@ -8,7 +8,7 @@ use std::fmt::Write;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-/// How much of a request an event tells.
+/// The amount of detail in an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Level {
     None,
@@ -102,7 +102,7 @@ pub(super) struct Event {
     pub response_object: Option<Arc<str>>,
     pub received: Timestamp,
     pub annotations: BTreeMap<String, String>,
-    /// Whether an object was too large to keep.
+    /// True if an object was too large to keep.
     pub truncated: bool,
 }
 

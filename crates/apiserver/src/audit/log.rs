@@ -18,7 +18,7 @@ use tokio::task::JoinHandle;
 /// Lines that are written together when nobody asked for batches.
 const LINES: usize = 256;
 
-/// How events are written.
+/// The format of events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AuditFormat {
     Json,
@@ -37,7 +37,7 @@ pub struct AuditLog {
     pub max_backups: usize,
     /// Megabytes after which a new file begins; zero is never.
     pub max_size: u64,
-    /// Whether old files are compressed.
+    /// True if old files are compressed.
     pub compress: bool,
     pub format: AuditFormat,
     pub mode: AuditMode,
@@ -61,7 +61,7 @@ enum Output {
 }
 
 impl Output {
-    /// Writes whole lines. Answers whether a new file was begun.
+    /// Writes whole lines. Returns true if a new file was begun.
     fn write(&mut self, lines: &[u8]) -> io::Result<bool> {
         match self {
             Self::Stdout => {

@@ -1,7 +1,8 @@
-//! Auditing: a record of who asked for what, and what came of it.
+//! Auditing: a record of the user, the request and the result.
 //!
-//! [`policy`] decides how much of a request is told, [`record`] gathers it on the request's way, [`event`] writes it
-//! down, and [`backend`] has the places where it goes. A server without a policy has no [`Auditor`].
+//! [`policy`] decides how much of a request is recorded, [`record`] collects it while the request is
+//! handled, [`event`] encodes it, and [`backend`] has the destinations. A server without a policy has no
+//! [`Auditor`].
 
 mod backend;
 mod body;
@@ -36,10 +37,10 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-/// When the server stops, backends have this long to take what is left.
+/// When the server stops, backends have this long to take the remaining events.
 const FLUSH: Duration = Duration::from_secs(10);
 
-/// How a server audits.
+/// The audit settings of a server.
 #[derive(Debug, Clone)]
 pub struct AuditConfig {
     pub policy: AuditPolicy,
@@ -47,7 +48,7 @@ pub struct AuditConfig {
     pub webhook: Option<AuditWebhook>,
 }
 
-/// Answers whether an event was stored, once that is known.
+/// Resolves to true if an event was stored.
 pub(crate) type Written = BoxFuture<'static, bool>;
 
 /// The policy and the backends of a server.
@@ -107,7 +108,7 @@ impl Auditor {
         self.unattended.spawn_on(written.map(drop), &self.runtime);
     }
 
-    /// Stores what is left and ends the backends.
+    /// Stores the remaining events and ends the backends.
     pub async fn stop(&self) {
         self.unattended.close();
         // From here on nothing is tried twice.

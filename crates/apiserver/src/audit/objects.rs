@@ -73,7 +73,7 @@ fn decode(media_type: &str, bytes: &[u8]) -> Option<Value> {
     }
 }
 
-/// Protobuf does not tell an empty list from none; JSON does.
+/// Protobuf does not distinguish an empty list from none; JSON does.
 fn from_protobuf(bytes: &[u8]) -> Option<Value> {
     let mut value = protobuf::decode(bytes).ok()??;
     let text = |key: &str| value.get(key).and_then(Value::as_str).unwrap_or_default();

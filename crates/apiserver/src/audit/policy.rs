@@ -1,4 +1,4 @@
-//! The audit policy: which requests are audited, how much of them, and at which stages.
+//! The audit policy: the audited requests, the level of detail, and the stages.
 
 use super::event::{Level, Stage};
 use crate::auth::{Action, User};
@@ -38,7 +38,7 @@ pub struct AuditPolicy {
     omit_managed_fields: bool,
 }
 
-/// How one request is audited.
+/// The policy's decision for one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Verdict {
     pub level: Level,

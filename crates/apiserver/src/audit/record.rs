@@ -1,4 +1,4 @@
-//! The audit of one request: gathers what is known of it, and sends an event at each stage.
+//! The audit of one request: collects its data, and sends an event at each stage.
 
 use super::event::{Event, Level, ObjectRef, ResponseStatus, Stage};
 use super::objects::{self, Text};
@@ -18,7 +18,7 @@ const MAX_USER_AGENT: usize = 1024;
 /// Annotations of one event. More are dropped.
 const MAX_ANNOTATIONS: usize = 1024;
 
-/// What the body of a response may be.
+/// The possible content of a response's body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Holds {
     NoObject,
@@ -26,7 +26,7 @@ pub(crate) enum Holds {
     Object,
 }
 
-/// How far a request has come.
+/// The progress of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Progress {
     /// Its user is not known yet.
@@ -129,7 +129,7 @@ impl Record {
         verdict.level
     }
 
-    /// The first event of a request that is audited. Answers whether it was stored, once that is known.
+    /// The first event of a request that is audited. Resolves to true if it was stored.
     pub fn received(&self) -> Option<Written> {
         let mut state = self.state();
         state.progress = Progress::Open;
@@ -146,8 +146,8 @@ impl Record {
         }
     }
 
-    /// Whether the request is refused before its user is known, and audited. It has one event only: that of its
-    /// response.
+    /// Returns true if the request is refused before its user is known, and is audited. It has one event
+    /// only: that of its response.
     pub fn refuse(&self) -> bool {
         if self.state().progress != Progress::Arrived {
             return false;

@@ -14,13 +14,13 @@ use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
-/// How often a batch is sent, with upstream's growth and jitter between two attempts.
+/// Attempts to send a batch, with upstream's growth and jitter between two attempts.
 const ATTEMPTS: u32 = 5;
 const GROWTH: f64 = 1.5;
 const JITTER: f64 = 0.2;
 /// One attempt may take this long.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// Requests to the webhook at once. While there are so many, events wait in the queue.
+/// Most parallel requests to the webhook. Beyond it, events wait in the queue.
 const SENDING: usize = 32;
 
 /// Sends events to the server of a webhook.
@@ -109,7 +109,7 @@ mod tests {
     use std::sync::Mutex;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    /// Fails so many times, then keeps what it gets.
+    /// Fails the first `failures` requests, then keeps the bodies.
     #[derive(Debug, Default)]
     struct Server {
         failures: AtomicUsize,
@@ -200,7 +200,7 @@ mod tests {
         stopping.cancel();
         backend.close();
         worker.await.unwrap();
-        // Of what was in the buffer each was tried, and what did not fit was not.
+        // Each event in the buffer was tried, and those that did not fit were not.
         assert!(usize::MAX - server.failures.load(Ordering::Relaxed) <= 3);
     }
 

@@ -31,7 +31,7 @@ fn from_secret(stored: &Value, id: &str, secret: &str, now: Timestamp) -> Option
     if stored["type"] != "bootstrap.kubernetes.io/token" || ferrite_api::meta::is_deleting(stored) {
         return None;
     }
-    // Digests are compared, for the time that takes does not tell how much of the secret was right.
+    // Digests are compared, because then the time of the comparison reveals nothing about the secret.
     let hash = |text: &str| digest(&SHA256, text.as_bytes());
     if hash(&data("token-secret")?).as_ref() != hash(secret).as_ref() {
         return None;

@@ -19,7 +19,7 @@ pub(crate) struct Grant<'a> {
     /// The name in the request's path; a create has none. As upstream, a right to escalate some names by `resourceNames`
     /// is therefore no right to create them.
     pub requested: &'a str,
-    /// What is stored already, if anything is.
+    /// The stored object, if there is one.
     pub old: Option<&'a Value>,
     pub new: &'a Value,
 }
@@ -75,7 +75,7 @@ pub(crate) fn check(rbac: &Rbac, view: &View, grant: &Grant<'_>) -> Result<(), S
                 return Ok(());
             }
             let Some(role) = view.get(GROUP, plural, within, role) else {
-                // As upstream: what is not found is told as the binding's own kind.
+                // As upstream: a missing role is reported as the binding's own kind.
                 return Err(Status::not_found(GROUP, &resource.plural, role));
             };
             missing(user, &held(), &Rule::all(&role)).map_or(Ok(()), |why| forbidden(&why))
@@ -84,8 +84,8 @@ pub(crate) fn check(rbac: &Rbac, view: &View, grant: &Grant<'_>) -> Result<(), S
     }
 }
 
-/// Whether an update changes nothing but what the garbage collector needs to change. Everything else counts: a label
-/// alone can add a role's rules to an aggregated one.
+/// Returns true if an update changes only the fields that the garbage collector changes. Everything else
+/// counts: a label alone can add a role's rules to an aggregated one.
 fn only_for_garbage_collection(new: &Value, old: &Value) -> bool {
     let stripped = |object: &Value| {
         let mut object = object.clone();
@@ -104,7 +104,7 @@ fn aggregates(role: &Value) -> bool {
     selectors.is_some_and(|selectors| !selectors.is_empty())
 }
 
-/// Reason why a user who holds some rules may not give others away; none if they may.
+/// The reason why a user who holds some rules may not grant others; none if they may.
 fn missing(user: &User, held: &[Rule], given: &[Rule]) -> Option<String> {
     let mut missing: Vec<Rule> = Vec::new();
     for rule in given.iter().flat_map(Rule::broken_down) {

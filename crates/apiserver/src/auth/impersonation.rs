@@ -1,4 +1,4 @@
-//! Acting as somebody else, for those who may.
+//! Impersonation, for users who may.
 //!
 //! Constrained impersonation comes first: a right to be somebody (`impersonate:<mode>`) and a right to do this as
 //! somebody (`impersonate-on:<mode>:<verb>`). The old verb `impersonate`, which has fewer limits, comes last.
@@ -59,8 +59,8 @@ static ATTEMPTS: LazyLock<Attempts> = LazyLock::new(|| {
     }
 });
 
-/// The user a request is made as: the one who asks, unless its headers name another. With the mode of constrained
-/// impersonation that allows it.
+/// The effective user of a request: the authenticated one, unless its headers name another. With the mode
+/// of constrained impersonation that allows it.
 pub(crate) fn impersonate(
     rbac: &Rbac,
     view: &View,
@@ -107,8 +107,8 @@ impl Mode {
         }
     }
 
-    /// Whether the mode is there for what is wanted. Nodes and service accounts are wanted by name alone: the server
-    /// knows the rest.
+    /// Returns true if the mode applies to the wanted user. Nodes and service accounts are given by name
+    /// alone: the server knows the rest.
     fn serves(self, wanted: &Wanted, user: &User) -> bool {
         match self {
             Self::AssociatedNode => {
@@ -138,8 +138,8 @@ fn service_account(user: &str) -> Option<(&str, &str)> {
 type May<'a> = &'a dyn Fn(&Action) -> bool;
 
 impl Wanted {
-    /// Who `user` becomes for an action. As upstream, the refusal is that of the first mode that could have served.
-    /// The user that is wanted, and the mode that allows it; none of the old verb.
+    /// The user that `user` becomes for an action, and the mode that allows it; none if the old verb allows
+    /// it. As upstream, the refusal is that of the first mode that could have served.
     fn become_by(&self, user: &User, action: &Action, may: May<'_>) -> Result<(User, Option<Mode>), Status> {
         let mut refused = None;
         for mode in Mode::ALL.into_iter().filter(|mode| mode.serves(self, user)) {
@@ -393,7 +393,7 @@ mod tests {
         ] {
             assert_eq!(wanted.become_by(&user, &list_pods(), &may).is_ok(), allowed, "{wanted:?}");
         }
-        // Who has the old right too may do as before.
+        // A user who has the old right too may do as before.
         assert!(jane(&["system:masters"], &[]).become_by(&user, &list_pods(), &|_| true).is_ok());
     }
 

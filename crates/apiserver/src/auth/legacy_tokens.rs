@@ -1,4 +1,5 @@
-//! Tokens of service accounts that are kept in secrets: who uses them, and whether they still may be used.
+//! Tokens of service accounts that are kept in secrets: records their use, and checks if they may still be
+//! used.
 //!
 //! The day of the last use is a label of the secret. A cleaner reads it, marks tokens that nobody used for a year as
 //! invalid, and deletes them another year later.

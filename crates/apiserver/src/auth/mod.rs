@@ -1,4 +1,4 @@
-//! Who asks, and whether they may.
+//! Authentication and authorization.
 
 pub(crate) mod bootstrap_token;
 mod certificate;
@@ -39,7 +39,7 @@ use ferrite_api::selector::FieldSelector;
 use ferrite_component::metrics::{Counter, Family, registry};
 use std::sync::{Arc, LazyLock};
 
-/// What somebody wants to do, as policies speak of it.
+/// An action as policies describe it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Action {
     pub verb: String,
@@ -55,7 +55,7 @@ pub(crate) struct Action {
 }
 
 impl Action {
-    /// What a request is about.
+    /// The action of a request.
     pub fn of(route: &Route, verb: Option<Verb>, method: &http::Method, path: &str, query: &Query) -> Self {
         match route {
             Route::Resource(target) => {
@@ -119,7 +119,7 @@ static DECISIONS: LazyLock<Arc<Family<Counter>>> = LazyLock::new(|| {
 static BY_NODE: LazyLock<Arc<Counter>> = LazyLock::new(|| DECISIONS.with(&["allowed", "node", "Node"]));
 static BY_ROLE: LazyLock<Arc<Counter>> = LazyLock::new(|| DECISIONS.with(&["allowed", "rbac", "RBAC"]));
 
-/// Asks the authorizers in their order; who is in `system:masters` may do everything.
+/// Asks the authorizers in their order; a member of `system:masters` may do everything.
 pub(crate) fn decide(rbac: &Rbac, view: &View, user: &User, action: &Action) -> Decision {
     let allowed = || Decision { allowed: true, reason: String::new() };
     if user.is_master() {
@@ -153,7 +153,7 @@ pub(crate) fn decide(rbac: &Rbac, view: &View, user: &User, action: &Action) -> 
     Decision { allowed: false, reason: reasons.join("\n") }
 }
 
-/// Refuses what is not allowed.
+/// Refuses an action that is not allowed.
 pub(crate) fn authorize(rbac: &Rbac, view: &View, user: &User, action: &Action) -> Result<(), Status> {
     let decision = decide(rbac, view, user, action);
     if decision.allowed { Ok(()) } else { Err(denied(user, action, &decision.reason)) }

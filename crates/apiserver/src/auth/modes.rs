@@ -87,7 +87,7 @@ impl AbacRule {
     fn is_about(&self, user: &User) -> bool {
         let everybody = |name: &str| match name {
             "*" => true,
-            // As upstream: these stand for all who are known, and for all who are not.
+            // As upstream: these stand for all authenticated users, and for all others.
             "system:authenticated" | "system:unauthenticated" => user.is_in(name),
             _ => false,
         };

@@ -1,4 +1,4 @@
-//! Nodes: each may do what the role of nodes says, and read only what its own pods need.
+//! Nodes: each has the rights of the role of nodes, and may read only objects that its own pods need.
 
 use super::{Action, Decision, Rbac, User};
 use crate::registry::View;
@@ -48,7 +48,7 @@ pub(super) fn decide(rbac: &Rbac, view: &View, node: &str, action: &Action) -> D
         | ("resource.k8s.io", "resourceclaims")
         | ("storage.k8s.io", "volumeattachments") => individual(view, node, action),
         ("", "serviceaccounts") => match (verb, subresource) {
-            // Reading is for credential provider plugins, which are told annotations.
+            // Reading is for credential provider plugins, which get annotations.
             ("create", "token") | ("get", "") => related(view, node, action),
             ("create", _) => no("can only create token subresource of service accounts"),
             _ => no("can only create tokens for individual service accounts"),
@@ -59,7 +59,7 @@ pub(super) fn decide(rbac: &Rbac, view: &View, node: &str, action: &Action) -> D
             "get" | "create" | "update" | "patch" | "delete" if action.namespace != LEASES => {
                 no(format!("can only access leases in the {LEASES:?} system namespace"))
             }
-            // The name of what is to be created is not known yet.
+            // The name of a new object is not known yet.
             "create" => allowed(),
             "get" | "update" | "patch" | "delete" if action.name == node => allowed(),
             "get" | "update" | "patch" | "delete" => {
@@ -149,7 +149,7 @@ fn slices(view: &View, node: &str, action: &Action) -> Decision {
     }
 }
 
-/// Whether a pod of the node needs the object that an action is about.
+/// Returns true if a pod of the node needs the object of the action.
 fn needs(view: &View, node: &str, action: &Action) -> bool {
     let name = action.name.as_str();
     let some_pod = |namespace: &str, uses: &dyn Fn(&Value) -> bool| {
@@ -190,7 +190,7 @@ fn runs_on(pod: &Value, node: &str) -> bool {
     pod.pointer("/spec/nodeName").and_then(Value::as_str) == Some(node)
 }
 
-/// Whether a pod's spec names the object, wherever it may.
+/// Returns true if a pod's spec refers to the object, in any place.
 pub(crate) fn refers(spec: &Value, kind: &str, name: &str) -> bool {
     let mut found = false;
     references(spec, kind, &mut |given| found |= given == name);

@@ -1,4 +1,5 @@
-//! Whoever lets a policy read parameters must be able to read them: messages of a policy can show them to others.
+//! A user who lets a policy read parameters must be able to read them: messages of a policy can show them
+//! to others.
 
 use super::{Action, Grant, Rbac, User, decide};
 use crate::registry::View;

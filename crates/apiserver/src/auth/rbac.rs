@@ -1,6 +1,7 @@
 //! Role-based access control: bindings give roles, roles hold rules, a rule that matches allows.
 //!
-//! Roles and bindings are kept decoded and follow the store: before each decision what has changed is taken in.
+//! Roles and bindings are kept decoded and follow the store: each decision applies the latest changes
+//! first.
 
 use super::modes::Mode;
 use super::{Action, Decision, User};
@@ -14,7 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 const GROUP: &str = "rbac.authorization.k8s.io";
 const RESOURCES: [&str; 4] = ["clusterroles", "roles", "clusterrolebindings", "rolebindings"];
 
-/// What a role allows.
+/// A rule of a role.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Rule {
     verbs: Vec<String>,
@@ -59,7 +60,7 @@ impl Rule {
             && (self.names.is_empty() || self.names.contains(&action.name))
     }
 
-    /// As the review of rules tells it: about resources, or about paths.
+    /// The rule in the form of a rules review: about resources, or about paths.
     pub fn to_value(&self) -> (Option<Value>, Option<Value>) {
         let resources = (!self.resources.is_empty()).then(|| {
             let mut rule =
@@ -105,8 +106,8 @@ impl Rule {
         rules
     }
 
-    /// Whether this rule gives all that a broken-down rule gives. A star covers everything, and nothing else covers a
-    /// star. A rule for some names never covers one for all names.
+    /// Returns true if this rule grants all that a broken-down rule grants. A star covers everything, and
+    /// nothing else covers a star. A rule for some names never covers one for all names.
     pub fn covers_rule(&self, other: &Self) -> bool {
         let covers = |held: &[String], wanted: &[String]| {
             held.iter().any(|h| h == "*") || wanted.iter().all(|w| held.contains(w))
@@ -269,7 +270,7 @@ impl Rbac {
         state
     }
 
-    /// The state, with what has changed since.
+    /// The state, with the changes since the last call.
     fn current(&self) -> std::sync::MutexGuard<'_, State> {
         let mut state = self.lock();
         let mut changes: Vec<(usize, Change)> = Vec::new();
@@ -328,7 +329,7 @@ impl Rbac {
         rules
     }
 
-    /// Whether a cluster role allows something, whoever has it.
+    /// Returns true if a cluster role allows the action, whoever has it.
     pub fn role_allows(&self, role: &str, action: &Action) -> bool {
         let state = self.current();
         let rules = state.roles.get(&(String::new(), role.to_owned()));

@@ -1,5 +1,5 @@
-//! The authenticator of front proxies: a client that shows a certificate of their authority says in headers for whom it
-//! asks.
+//! The authenticator of front proxies: a client with a certificate of their authority names the user in
+//! headers.
 
 use super::User;
 use ferrite_api::Status;
@@ -15,7 +15,8 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 const STANDARD: [&str; 3] = ["x-remote-user", "x-remote-uid", "x-remote-group"];
 const STANDARD_EXTRA: &str = "x-remote-extra-";
 
-/// Whom a front proxy is, and the headers in which it says for whom it asks: upstream's `--requestheader-…`.
+/// The identity of front proxies, and the headers in which they name the user: upstream's
+/// `--requestheader-…`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RequestHeader {
     /// The authority of front proxies' certificates, as PEM.
@@ -29,7 +30,7 @@ pub struct RequestHeader {
 }
 
 impl RequestHeader {
-    /// What other servers have to know to trust the same proxies, under upstream's keys.
+    /// The settings that let other servers trust the same proxies, under upstream's keys.
     pub(crate) fn published(&self) -> Vec<(&'static str, String)> {
         let list = |names: &[String]| ferrite_json::Value::from(names.to_vec()).to_string();
         let mut data = vec![

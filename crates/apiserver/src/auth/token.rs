@@ -1,9 +1,9 @@
-//! What the claims of a token mean.
+//! The meaning of a token's claims.
 
 use ferrite_json::Value;
 
-/// The token of an `Authorization` header. None when the header carries no bearer token: another scheme, or nothing
-/// between the first two spaces. Whoever sends such a header is as good as anonymous, as upstream.
+/// The token of an `Authorization` header. None when the header carries no bearer token: another scheme, or
+/// nothing between the first two spaces. Such a request counts as anonymous, as upstream.
 pub(crate) fn bearer(header: &http::HeaderValue) -> Option<&str> {
     let mut parts = header.to_str().ok()?.trim().splitn(3, ' ');
     let scheme = parts.next()?;
@@ -11,7 +11,7 @@ pub(crate) fn bearer(header: &http::HeaderValue) -> Option<&str> {
     scheme.eq_ignore_ascii_case("bearer").then_some(token)
 }
 
-/// Whether a token's time is now, or why it is not.
+/// Checks a token's validity period.
 pub(crate) fn in_time(claims: &Value, now: i64) -> Result<(), &'static str> {
     let time = |key: &str| claims.get(key).and_then(Value::as_i64);
     if time("exp").is_none_or(|t| now >= t) {
@@ -23,7 +23,7 @@ pub(crate) fn in_time(claims: &Value, now: i64) -> Result<(), &'static str> {
     Ok(())
 }
 
-/// Whether a token is meant for one of `wanted`.
+/// The entries of `wanted` that are among the token's audiences.
 pub(crate) fn audiences<'a>(claims: &Value, wanted: &[&'a str]) -> Vec<&'a str> {
     let given: Vec<&str> = match &claims["aud"] {
         Value::String(one) => vec![one],

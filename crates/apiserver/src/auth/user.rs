@@ -1,15 +1,15 @@
-//! Who a request comes from.
+//! The user of a request.
 
 use std::collections::BTreeMap;
 
-/// Who a request comes from.
+/// The user of a request.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct User {
     pub name: String,
     pub groups: Vec<String>,
     /// Empty when the way of authentication knows none.
     pub uid: String,
-    /// What else is known about them, for policies and audits.
+    /// Further facts about them, for policies and audits.
     pub extra: BTreeMap<String, Vec<String>>,
 }
 
@@ -22,7 +22,7 @@ const CREDENTIAL_ID: &str = "authentication.kubernetes.io/credential-id";
 const ANONYMOUS: &str = "system:anonymous";
 
 impl User {
-    /// A user known to be who they say: everybody authenticated is in `system:authenticated`.
+    /// An authenticated user: every such user is in `system:authenticated`.
     pub fn new(name: impl Into<String>, groups: impl IntoIterator<Item = impl Into<String>>) -> Self {
         let mut groups: Vec<String> = groups.into_iter().map(Into::into).collect();
         if !groups.iter().any(|g| g == AUTHENTICATED) {
@@ -31,7 +31,7 @@ impl User {
         Self { name: name.into(), groups, ..Self::default() }
     }
 
-    /// Somebody who did not say who they are.
+    /// The user of a request without credentials.
     pub(crate) fn anonymous() -> Self {
         Self { name: ANONYMOUS.into(), groups: vec!["system:unauthenticated".into()], ..Self::default() }
     }
@@ -50,7 +50,7 @@ impl User {
         self.name == ANONYMOUS
     }
 
-    /// Whether they may do everything, whatever the policy says.
+    /// Returns true if they may do everything, whatever the policy says.
     pub(crate) fn is_master(&self) -> bool {
         self.is_in(MASTERS)
     }

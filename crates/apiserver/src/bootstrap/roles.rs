@@ -1,5 +1,5 @@
-//! Default roles and bindings that are there already are brought up to date, as upstream does at every start: what is
-//! missing is added, what somebody added stays, and an annotation keeps an object as it is.
+//! Updates existing default roles and bindings, as upstream does at every start: missing rules are added,
+//! additions of others stay, and an annotation keeps an object as it is.
 
 use crate::auth::Rule;
 use ferrite_api::meta;
@@ -8,7 +8,7 @@ use ferrite_json::{Map, Value, json};
 /// Objects with this annotation set to `false` are left alone.
 const AUTO_UPDATE: &str = "rbac.authorization.kubernetes.io/autoupdate";
 
-/// What becomes of an object.
+/// The result of reconciling an object.
 #[derive(Debug, PartialEq)]
 pub(super) enum Reconciled {
     /// It stays, or becomes this.

@@ -1,4 +1,4 @@
-//! Lists, made piece by piece: what a list takes in memory does not grow with the number of objects.
+//! Lists, made piece by piece: the memory of a list does not grow with the number of objects.
 
 use super::{IncludeObject, column, list_metadata, meta_version, partial, row, strip_type};
 use crate::negotiate::{Format, Representation, Shape};
@@ -12,9 +12,9 @@ use ferrite_json::Value;
 use ferrite_store::Entry;
 use std::sync::Arc;
 
-/// About the size of a piece, and of what is read at once to make one.
+/// About the size of a piece, and of one read for it.
 pub(crate) const PIECE: usize = 128 << 10;
-/// Where little is selected, a piece is sent when so many were read for it.
+/// Most reads for one piece if few objects are selected; then the piece is sent.
 const MAX_READS: usize = 8;
 
 /// The type of an object's metadata alone.
@@ -32,7 +32,7 @@ pub(crate) struct Pieces {
     done: bool,
 }
 
-/// How an item is written.
+/// The encoding of an item.
 #[derive(Clone, Copy)]
 enum Form {
     /// The stored bytes behind their beginning, which is that long.
@@ -54,7 +54,8 @@ enum Form {
 }
 
 impl Pieces {
-    /// Whether there are pieces in this representation. YAML and indented JSON are for people, and made as a whole.
+    /// Returns true if this representation can be sent in pieces. YAML and indented JSON are for people,
+    /// and made as a whole.
     pub fn exist(as_: Representation) -> bool {
         as_.format != Format::Yaml && !as_.pretty
     }
@@ -107,7 +108,7 @@ impl Pieces {
         self.done
     }
 
-    /// The next piece; it may be empty where nothing of what was looked at is selected.
+    /// The next piece; it may be empty if none of the examined objects is selected.
     pub fn next(&mut self) -> Option<Result<Bytes, Status>> {
         if self.done {
             return None;
@@ -235,7 +236,7 @@ impl Pieces {
 /// Tags of the fields `metadata` and `items`, which every list has at the same place.
 const METADATA: u8 = 1 << 3 | 2;
 const ITEMS: u8 = 2 << 3 | 2;
-/// What follows the object in an envelope: an empty content encoding and content type.
+/// The bytes behind the object in an envelope: an empty content encoding and content type.
 const ENVELOPE_TAIL: &[u8] = &[3 << 3 | 2, 0, 4 << 3 | 2, 0];
 
 fn named(name: &str) -> Result<TypeRef, Status> {

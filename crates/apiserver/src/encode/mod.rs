@@ -16,7 +16,7 @@ use jiff::Timestamp;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// How much of the object goes into a table's row.
+/// The part of the object that goes into a table's row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum IncludeObject {
     None,
@@ -87,7 +87,7 @@ pub(crate) fn object(
     }
 }
 
-/// An object that was written: copied from what was stored where that is what was asked for.
+/// A written object: copied from the stored bytes if they have the requested representation.
 pub(crate) fn written(
     code: u16,
     resource: &Resource,
@@ -126,12 +126,12 @@ fn not_acceptable() -> Status {
     Status::not_acceptable(crate::negotiate::ACCEPTED)
 }
 
-/// Whether an answer is made of stored bytes as they are.
+/// Returns true if the response consists of stored bytes, unchanged.
 pub(crate) fn copies(resource: &Resource, as_: Representation) -> bool {
     as_.format == Format::Json && as_.shape == Shape::AsIs && !as_.pretty && resource.is_read_as_stored()
 }
 
-/// As [`copies`], for an answer made of what was just stored.
+/// As [`copies`], for a response made of an object that was just stored.
 pub(crate) fn copies_written(resource: &Resource, as_: Representation) -> bool {
     as_.format == Format::Json && as_.shape == Shape::AsIs && !as_.pretty && resource.is_written_as_served()
 }
@@ -304,9 +304,9 @@ pub(crate) struct WatchEncoder {
     resource: Arc<Resource>,
     as_: Representation,
     include: IncludeObject,
-    /// Columns are told once per stream.
+    /// True once the columns were sent: they are sent once per stream.
     columns_told: bool,
-    /// Counts the frames of changes that were made, not taken from what others made.
+    /// Counts the frames of changes that were made here, not taken from another watcher.
     made: Arc<AtomicU64>,
 }
 
@@ -351,7 +351,7 @@ impl WatchEncoder {
         })
     }
 
-    /// Whether the next table has to tell its columns.
+    /// Returns true if the next table must contain its columns.
     fn tell_columns(&mut self) -> bool {
         matches!(self.as_.shape, Shape::Table { .. }) && !std::mem::replace(&mut self.columns_told, true)
     }

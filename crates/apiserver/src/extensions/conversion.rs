@@ -47,7 +47,7 @@ pub(crate) struct Converter {
     known: Mutex<HashMap<String, Arc<Result<Destination, DestinationError>>>>,
 }
 
-/// Whether objects of a resource may have to go through a webhook.
+/// Returns true if objects of a resource may need conversion by a webhook.
 pub(crate) fn converts(resource: &Resource) -> bool {
     resource.custom.as_ref().is_some_and(|custom| custom.kind.conversion.is_some())
 }

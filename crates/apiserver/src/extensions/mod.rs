@@ -28,7 +28,7 @@ use tokio_util::sync::CancellationToken;
 pub(crate) const GROUP: &str = "apiextensions.k8s.io";
 pub(crate) const PLURAL: &str = "customresourcedefinitions";
 const MANAGER: &str = "kube-apiserver";
-/// How long a definition waits that could not be written.
+/// Delay before a failed write of a definition is repeated.
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// The resources of one definition.
@@ -72,7 +72,7 @@ impl ResourceTables {
         self.custom.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Serves a definition from now on, or no longer. Answers whether anything changed.
+    /// Serves a definition from now on, or no longer. Returns true if anything changed.
     fn set(&self, name: &str, definition: Option<&Definition>) -> bool {
         let mut custom = self.lock();
         let known = custom.get(name);
@@ -118,7 +118,7 @@ impl ResourceTables {
     }
 }
 
-/// What the task remembers of each definition.
+/// The task's state of each definition.
 #[derive(Default)]
 struct Known(BTreeMap<String, Remembered>);
 
@@ -162,7 +162,8 @@ impl Follower {
         })
     }
 
-    /// Serves what is stored. Nothing is written: requests that come after find every established kind.
+    /// Serves the stored definitions. Nothing is written: requests that come after find every established
+    /// kind.
     pub fn load(&mut self) {
         let server = Arc::clone(&self.server);
         let registry = &server.registry;
@@ -231,7 +232,7 @@ impl Follower {
         }
     }
 
-    /// Brings one definition to what it should be, and those that wait for its names.
+    /// Brings one definition to its desired state, and those that wait for its names.
     async fn sync(&mut self, name: &str) {
         let before = self.known.0.get(name).map(|known| (known.group.clone(), known.accepted.clone()));
         self.sync_one(name).await;

@@ -10,7 +10,7 @@ pub(super) fn condition<'a>(definition: &'a Value, type_: &str) -> Option<&'a st
     conditions.iter().find(|condition| condition["type"] == *type_)?["status"].as_str()
 }
 
-/// The status of a definition whose rivals have these names; none if it stays what it is.
+/// The status of a definition whose rivals have these names; none if it does not change.
 pub(super) fn decide(definition: &Value, rivals: &[&Value], now: Timestamp) -> Option<Value> {
     let before = &definition["status"];
     let taken = Taken::by(rivals);
@@ -89,7 +89,8 @@ impl<'a> Taken<'a> {
     }
 }
 
-/// The names a definition has from now on. One that is taken keeps what it was; the last such is told.
+/// The names that a definition has from now on. If a name is taken, the definition keeps its earlier one;
+/// the last such conflict is returned.
 fn accept(wanted: &Value, before: &Value, taken: &Taken<'_>) -> (Value, Option<(&'static str, String)>) {
     let mut names = json!({"plural": "", "kind": ""});
     if let (Some(names), Some(before)) = (names.as_object_mut(), before.as_object()) {

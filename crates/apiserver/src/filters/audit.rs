@@ -82,7 +82,7 @@ pub(super) fn after(facts: &Facts, response: Response) -> Response {
     }
 }
 
-/// Whether upstream knows the object of a response: documents that it writes as bytes have none.
+/// Returns true if upstream has an object for the response: documents that it writes as bytes have none.
 fn has_object(facts: &Facts) -> bool {
     let route = crate::request::route(facts.uri.path());
     match route {

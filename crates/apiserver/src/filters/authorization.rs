@@ -30,7 +30,7 @@ pub(super) fn before(exchange: &mut Exchange) -> Result<(), Refusal> {
     Ok(allowed?)
 }
 
-/// Tells the audit what was decided, and why.
+/// Annotates the audit with the decision and its reason.
 fn annotate(asked: &Asked, allowed: bool, reason: &str) {
     asked.annotate("authorization.k8s.io/decision", if allowed { "allow" } else { "forbid" });
     asked.annotate("authorization.k8s.io/reason", reason);

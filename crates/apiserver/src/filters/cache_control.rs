@@ -1,4 +1,4 @@
-//! No proxy and no browser keeps what the API answers, unless a handler says otherwise.
+//! No proxy and no browser caches responses of the API, unless a handler says otherwise.
 
 use super::Facts;
 use crate::http::Response;

@@ -48,7 +48,7 @@ fn gzip(answer: Response) -> Response {
 
 struct Gzip {
     body: Body,
-    /// What was taken from the body and is not compressed yet.
+    /// Bytes taken from the body that are not compressed yet.
     plain: Bytes,
     /// None once the end is written.
     encoder: Option<GzEncoder<Vec<u8>>>,

@@ -94,7 +94,7 @@ fn refused(facts: &Facts, flow: &FlowControl, schema: &Schema) -> Refusal {
     Refusal::Response(response)
 }
 
-/// Names schema and level by their UIDs, as upstream: names would tell strangers how they are ranked.
+/// Names schema and level by their UIDs, as upstream: names would reveal to strangers how they are ranked.
 pub(super) fn after(facts: &Facts, mut response: Response) -> Response {
     if let Some(schema) = &facts.flow_schema {
         response.headers_mut().insert(LEVEL, schema.level.uid.clone());

@@ -37,7 +37,7 @@ pub(super) fn too_many() -> Response {
 #[derive(Debug)]
 pub(crate) struct TooMany;
 
-/// The requests being served, and how many may be.
+/// The number of requests being served, and its limit.
 pub(crate) struct InFlight {
     reading: Lane,
     mutating: Lane,

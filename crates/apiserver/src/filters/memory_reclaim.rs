@@ -1,7 +1,7 @@
 //! Memory that goes back to the system once a burst of requests is over.
 //!
-//! An allocator keeps what was freed in case it is needed again. After some hundred requests that is more than all an
-//! idle server uses, and nobody else can have it.
+//! An allocator keeps freed memory in case it is needed again. After some hundred requests that is more
+//! than all an idle server uses, and no other process can use it.
 
 use super::{Exchange, Refusal};
 use std::sync::Arc;
@@ -42,7 +42,7 @@ impl MemoryReclaimer {
         count >= BURST && !self.awaited.swap(true, Ordering::AcqRel)
     }
 
-    /// Waits for the end of a burst and gives back what it has left behind.
+    /// Waits for the end of a burst and returns its free memory to the system.
     pub async fn after_burst(&self) {
         let mut before = self.requests.load(Ordering::Relaxed);
         loop {

@@ -82,7 +82,7 @@ impl Filter {
 }
 
 const CHAIN: &[Filter] = &[
-    // Every response can be named in a report, whoever refused the request.
+    // Every response has an id for reports, whichever filter refused the request.
     Filter::both(audit_id::before, audit_id::after),
     Filter::after(cache_control::after),
     Filter::before(memory_reclaim::before),

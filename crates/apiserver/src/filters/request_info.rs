@@ -1,4 +1,4 @@
-//! Refuses paths that cannot be understood, before anybody asks who the client is.
+//! Refuses malformed paths, before the client is authenticated.
 
 use super::{Exchange, Refusal};
 use crate::http;

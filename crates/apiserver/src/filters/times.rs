@@ -1,4 +1,4 @@
-//! How long single filters took, as upstream measures those that may take long.
+//! Durations of single filters, of those that upstream measures because they may take long.
 
 use ferrite_component::metrics::{Family, Histogram, registry};
 use std::sync::{Arc, LazyLock};

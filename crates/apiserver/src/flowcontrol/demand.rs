@@ -1,4 +1,4 @@
-//! How many seats are asked for over a time.
+//! The demand for seats over a time.
 
 use std::time::Instant;
 

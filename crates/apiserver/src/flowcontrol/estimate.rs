@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// One seat for each of so many bytes, as upstream.
+/// One seat for each of these bytes, as upstream.
 const BYTES_PER_SEAT: u64 = 100_000;
 /// A list goes out in pieces, so that no more of it than this is in memory at once.
 const MOST_BYTES: u64 = 1_000_000;

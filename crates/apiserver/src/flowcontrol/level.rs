@@ -200,7 +200,7 @@ impl Level {
         self.seat(served);
     }
 
-    /// The level for somebody who debugs it.
+    /// The level's state, for debugging.
     pub(super) fn dump(&self) -> Dump {
         let state = lock(&self.state);
         let queues = &state.queues;

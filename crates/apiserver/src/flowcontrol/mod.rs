@@ -1,4 +1,4 @@
-//! API priority and fairness: who is served when there is more to do than the server does at once.
+//! API priority and fairness: chooses the requests to serve when there are too many to serve at once.
 //!
 //! A FlowSchema ([`rules`]) says which requests belong together and at which priority level; a level ([`level`]) has a
 //! share ([`shares`]) of the server's seats and queues ([`queues`]) for the requests that find none. Levels lend seats that they do
@@ -79,7 +79,7 @@ fn header(uid: &str) -> HeaderValue {
 }
 
 impl FlowControl {
-    /// With so many seats; no level but the mandatory ones until [`FlowControl::apply`].
+    /// Makes flow control with `total` seats; only the mandatory levels exist until [`FlowControl::apply`].
     pub fn new(total: usize) -> Self {
         let flow = Self {
             total: u32::try_from(total).unwrap_or(u32::MAX),

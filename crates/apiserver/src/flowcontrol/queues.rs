@@ -5,7 +5,8 @@
 //! dealt a few queues by its hash, and each of its requests joins the one with the least waiting work, so that a flow with
 //! many requests fills its own queues and leaves those of others short.
 //!
-//! Nothing here waits or knows the time: the caller says what happened and when, and is told which tickets are served.
+//! Nothing here waits or knows the time: the caller says what happened and when, and gets the tickets that
+//! are served.
 
 use super::demand::Demand;
 use std::collections::VecDeque;
@@ -14,7 +15,7 @@ use std::time::Instant;
 /// Upstream's guess of how long a request takes, in seconds, before it is known.
 const EXPECTED_SECONDS: f64 = 0.003;
 
-/// How a level queues the requests for which it has no seat.
+/// The queuing of requests for which a level has no seat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Queuing {
     pub queues: usize,
@@ -521,7 +522,8 @@ mod tests {
                 }
             }
         }
-        // The modest flow asks for less than its share: all of it is served but what still waits.
+        // The modest flow asks for less than its share: all of it is served except requests that still
+        // wait.
         assert!(served[&modest] >= 4000 / 21 - 10, "{served:?}");
         assert!(served[&greedy] > 500, "{served:?}");
     }

@@ -1,4 +1,4 @@
-//! How long refused clients are asked to wait: longer while many are refused.
+//! The `Retry-After` of refused clients: longer while many are refused.
 
 /// Refusals of one level, second by second.
 #[derive(Debug)]

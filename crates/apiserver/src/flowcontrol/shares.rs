@@ -1,4 +1,4 @@
-//! The seats of each level: its share of the server's, and what it lends and borrows.
+//! The seats of each level: its share of the server's, and the seats that it lends and borrows.
 
 /// The share of a level, as it is configured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -15,7 +15,7 @@ pub(super) struct Share {
 pub(super) struct Bounds {
     /// By its share.
     pub nominal: u32,
-    /// What is left if it lends all it may.
+    /// Seats left if it lends all that it may.
     pub lower: u32,
     /// With all it may borrow.
     pub upper: u32,
@@ -56,7 +56,7 @@ pub(super) struct Claim {
 }
 
 impl Claim {
-    /// What the level used lately and may keep, and never less than it must.
+    /// Seats that the level used lately and may keep, never less than its lower bound.
     fn kept(&self) -> u32 {
         match self.exempt {
             true => self.bounds.lower.max(self.most),

@@ -1,4 +1,4 @@
-//! Who asked and whether they might: authentication, authorization, admission.
+//! Metrics of authentication, authorization and admission.
 
 use super::histogram::Timing;
 use super::{head, put};
@@ -63,11 +63,11 @@ fn class_of(name: &str) -> usize {
     }
 }
 
-/// What a write wants, as admission calls it.
+/// The operations of writes, in admission's words.
 const OPERATIONS: [&str; 4] = ["CREATE", "UPDATE", "DELETE", "CONNECT"];
 const STEPS: [&str; 2] = ["admit", "validate"];
 
-/// How long the steps of admission took.
+/// Durations of the steps of admission.
 pub(crate) struct AdmissionTimes {
     /// By step, operation, and whether the step refused.
     steps: [[[Timing; 2]; 4]; 2],
@@ -125,7 +125,7 @@ impl Default for Access {
 }
 
 impl Access {
-    /// An attempt to find out who asks; none is somebody whose credentials are not good.
+    /// Counts an authentication; `None` is one with bad credentials.
     pub fn authenticated(&self, user: Option<&User>, elapsed: Duration) {
         self.authentication.observe(user.is_some(), elapsed);
         if let Some(user) = user {

@@ -1,4 +1,4 @@
-//! What the server counts, in the format and with the names of upstream.
+//! The server's metrics, in the format and with the names of upstream.
 
 mod access;
 mod histogram;
@@ -51,7 +51,8 @@ const BODY_VERBS: [(&str, &str); 5] = [
 ];
 const EVENT_BYTES: &[f64] = &[1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 32768.0, 65536.0, 131_072.0];
 
-/// What a request is, for counting. Only what is served has a resource, so there are not more kinds than that.
+/// The labels of a request in metrics. Only served resources appear, which bounds the number of label
+/// values.
 #[derive(Debug, Clone)]
 pub(crate) struct RequestKind {
     resource: Option<Arc<Resource>>,
@@ -124,7 +125,7 @@ impl RequestKind {
         self.long_running
     }
 
-    /// Whether the request is about a resource that is served, and no connection.
+    /// Returns true if the request is about a served resource, and is no connection.
     pub fn is_of_resource(&self) -> bool {
         self.resource.is_some() && self.verb != "CONNECT"
     }
@@ -164,7 +165,7 @@ impl RequestKind {
         }
     }
 
-    /// Labels in alphabetical order, as upstream's. Not all metrics tell dry runs apart.
+    /// Labels in alphabetical order, as upstream's. Not all metrics separate dry runs.
     fn labels(&self, with_dry_run: bool) -> String {
         let dry_run = match (with_dry_run, self.dry_run) {
             (false, _) => "",
@@ -183,7 +184,7 @@ fn names(resource: Option<&Resource>) -> (&str, &str, &str) {
     resource.map_or(("", "", ""), |r| (&*r.group, &*r.version, &*r.plural))
 }
 
-/// Resources are served as long as the server lives, so an address tells them apart.
+/// Resources are served as long as the server lives, so their addresses identify them.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
     resource: u64,
@@ -218,7 +219,7 @@ impl Series {
     }
 }
 
-/// How long changes took until they were durable, in upstream's words, whatever the store is.
+/// Durations of changes until they were durable, under upstream's names, whatever the store is.
 #[derive(Default)]
 pub(crate) struct StoreTimes(Mutex<BTreeMap<(String, String, &'static str), Histogram>>);
 
@@ -295,7 +296,7 @@ impl Metrics {
         *series.codes.entry(code).or_default() += 1;
         if !kind.long_running {
             series.seconds.observe(elapsed.as_secs_f64());
-            // As upstream: the sizes of what was read, not of what writes answer.
+            // As upstream: the sizes of responses to reads, not to writes.
             if let Some(bytes) = bytes.filter(|_| matches!(kind.verb, "GET" | "LIST")) {
                 series.bytes.observe(bytes as f64);
             }
@@ -408,7 +409,7 @@ impl Metrics {
     }
 }
 
-/// The sizes of bodies do not tell versions and scopes apart.
+/// The sizes of bodies are not separated by version and scope.
 fn put_bodies<'a>(out: &mut String, all: impl Iterator<Item = &'a Series>) {
     let mut merged: BTreeMap<(&str, &str, &str), Histogram> = BTreeMap::new();
     for series in all.filter(|s| s.bodies.count > 0) {
@@ -434,7 +435,7 @@ pub(crate) fn put(out: &mut String, line: &str) {
     let _ = writeln!(out, "{line}");
 }
 
-/// How many objects of each resource are stored, and what is kept besides.
+/// The number of stored objects of each resource, and the store's other usage.
 pub(crate) fn put_storage(out: &mut String, table: &ResourceMap, snapshot: &Snapshot, usage: &Usage) {
     let counts: Vec<(&Resource, usize, usize)> = table
         .rows()

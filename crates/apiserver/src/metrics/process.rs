@@ -38,7 +38,7 @@ pub(super) fn put_build(out: &mut String) {
 const TICKS: f64 = 100.0;
 const PAGE: u64 = 4096;
 
-/// What the kernel knows about this process.
+/// The kernel's figures of this process.
 pub(super) fn put_process(out: &mut String) {
     let read = |name: &str| std::fs::read_to_string(format!("/proc/{name}")).unwrap_or_default();
     let gauge = |out: &mut String, name: &str, help: &str, value: Option<f64>| {

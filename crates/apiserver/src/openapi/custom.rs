@@ -1,4 +1,5 @@
-//! Custom kinds in OpenAPI: their schemas are those of their definitions, with what every object has.
+//! Custom kinds in OpenAPI: their schemas are those of their definitions, with the fields that every object
+//! has.
 
 use super::descriptions;
 use super::schemas::{Dialect, Schemas};
@@ -75,7 +76,7 @@ fn refers(dialect: Dialect, name: &str) -> Value {
     }
 }
 
-/// Adds the schemas of a custom resource and of its list. Answers what refers to them.
+/// Adds the schemas of a custom resource and of its list. Returns references to them.
 pub(super) fn add(schemas: &mut Schemas, resource: &Resource, schema_of: SchemaOf<'_>) -> (Value, Value) {
     let dialect = schemas.dialect();
     let (own, list) = (name(resource, &resource.kind), name(resource, &resource.list_kind()));
@@ -187,7 +188,8 @@ fn complete(schemas: &mut Schemas, schema: &mut Value, root: bool) {
     }
 }
 
-/// Takes from a schema what OpenAPI v2 cannot say, as upstream does for clients that only know it.
+/// Removes parts of a schema that OpenAPI v2 cannot express, as upstream does for clients that only know
+/// it.
 fn simplify(schema: &mut Value) {
     let Some(map) = schema.as_object_mut() else { return };
     for key in ["allOf", "anyOf", "oneOf", "not", "default"] {

@@ -1,4 +1,4 @@
-//! What `kubectl explain` says of types and fields, from the tables in `descriptions/`.
+//! The descriptions of types and fields for `kubectl explain`, from the tables in `descriptions/`.
 
 use ferrite_api::schema::{Field, TypeRef};
 use std::borrow::Cow;
@@ -58,7 +58,7 @@ pub(super) fn unversioned(name: &str) -> String {
     }
 }
 
-/// What a type is.
+/// The description of a type.
 pub(super) fn of_type(type_: TypeRef) -> Option<Cow<'static, str>> {
     let known = ENTRIES.get(&*unversioned(type_.name)).map(|e| e.text).filter(|text| !text.is_empty());
     let list = || {
@@ -68,13 +68,13 @@ pub(super) fn of_type(type_: TypeRef) -> Option<Cow<'static, str>> {
     known.map(Cow::from).or_else(list)
 }
 
-/// What something simple with a name is: `Quantity`.
+/// The description of a simple named type: `Quantity`.
 pub(super) fn of_simple(name: &str) -> Option<&'static str> {
     let name = name.rsplit('.').next().unwrap_or(name);
     ENTRIES.get(&*format!("*{name}")).map(|entry| entry.text)
 }
 
-/// What a field is.
+/// The description of a field.
 pub(super) fn of_field(type_: TypeRef, field: &Field) -> Option<&'static str> {
     let mut next = ENTRIES.get(&*unversioned(type_.name));
     // A type takes over from one that may take over in turn, and no further.
@@ -137,7 +137,7 @@ mod tests {
         assert!(missing.is_empty(), "{} without a description:\n{}", missing.len(), missing.join("\n"));
     }
 
-    /// A line about what does not exist describes nothing.
+    /// Every line must describe an existing type or field.
     #[test]
     fn every_line_is_about_something() {
         let known: BTreeSet<String> = schema::types().map(|t| unversioned(t.name)).collect();

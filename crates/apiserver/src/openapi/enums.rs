@@ -1,4 +1,4 @@
-//! Strings of which only a few are possible, as upstream's document tells them.
+//! Strings with a few possible values, as upstream's document lists them.
 
 use super::descriptions::unversioned;
 use ferrite_api::kinds::{ACCESS_MODES, CERTIFICATE_USAGES};

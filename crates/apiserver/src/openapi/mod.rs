@@ -126,7 +126,8 @@ impl Documents {
         answer.headers_mut().insert(header::VARY, HeaderValue::from_static("Accept"));
         if let Some(asked) = query.get("hash") {
             if asked != document.hash {
-                // The client knows of an older document: it is told where the new one is, as upstream does.
+                // The client has the hash of an older document: redirect it to the new one, as upstream
+                // does.
                 return redirect(&format!("/openapi/v3/{path}?hash={}", document.hash));
             }
             let forever = HeaderValue::from_static("public, immutable");
@@ -228,7 +229,7 @@ fn bare(code: u16) -> Response {
     answer
 }
 
-/// Documents that are not of a version: what they describe has no kind.
+/// Documents that are not of a version: they describe paths without a kind.
 const PLAIN: &[&str] = &[".well-known/openid-configuration", "openid/v1/jwks", "version"];
 
 fn paths_of(table: &ResourceMap) -> BTreeSet<String> {
@@ -312,7 +313,7 @@ fn api_version() -> &'static str {
     version.rsplit_once('.').map_or(version, |(minor, _)| minor)
 }
 
-/// How clients authenticate, as far as the documents can say it.
+/// The authentication of clients, as far as the documents can express it.
 fn security_schemes() -> Value {
     json!({"BearerToken": {
         "type": "apiKey",

@@ -1,4 +1,4 @@
-//! What can be done at which path, in neither version of OpenAPI: the documents are written from this.
+//! The operations of each path, independent of the version of OpenAPI: the documents are written from this.
 
 use super::parameters::{self, Parameter};
 use super::schemas::Schemas;
@@ -27,7 +27,7 @@ pub(super) struct Operation {
     /// Media types of the body; empty where the operation says nothing of it.
     pub consumes: &'static [&'static str],
     pub produces: &'static [&'static str],
-    /// Codes with the schema of what is sent. 401 comes by itself.
+    /// Codes with the schema of the response. 401 comes by itself.
     pub responses: Vec<(&'static str, Value)>,
 }
 
@@ -82,7 +82,7 @@ pub(super) fn version_word(group: &str, version: &str) -> String {
     capital(&group_word(group)) + &capital(version)
 }
 
-/// Drops what all operations share from them, for the path.
+/// Moves the parameters that all operations share to the path.
 fn shared_by_all(operations: &mut [Operation], path: Vec<&'static Parameter>) -> Vec<&'static Parameter> {
     let mut shared = path;
     if let [first, rest @ ..] = &*operations {

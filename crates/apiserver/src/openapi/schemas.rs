@@ -14,14 +14,14 @@ pub(super) struct Schemas {
     pub done: Map,
 }
 
-/// The two versions of OpenAPI differ in how a schema is referred to and in what a schema can say.
+/// The two versions of OpenAPI differ in references to schemas and in the features of a schema.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Dialect {
     V2,
     V3,
 }
 
-/// The group a type's short name begins with, and what upstream's names begin with instead.
+/// The group that a type's short name begins with, and the prefix of upstream's names instead.
 const PREFIXES: &[(&str, &str)] = &[
     ("meta.", "io.k8s.apimachinery.pkg.apis."),
     ("runtime.", "io.k8s.apimachinery.pkg."),
@@ -78,7 +78,7 @@ impl Schemas {
         self.dialect
     }
 
-    /// What refers to the objects of a resource, and to their lists.
+    /// References to the schemas of a resource's objects and of their lists.
     pub fn bodies(&mut self, resource: &Resource, schema_of: SchemaOf<'_>) -> (Option<Value>, Option<Value>) {
         if resource.custom.is_some() {
             let (body, list) = custom::add(self, resource, schema_of);
@@ -94,7 +94,7 @@ impl Schemas {
             .map_or_else(|| json!({"type": "object"}), |type_| self.reference(type_))
     }
 
-    /// Refers to what the body of a patch is: anything.
+    /// A reference to the body of a patch: anything.
     pub fn patch(&mut self) -> Value {
         let text = "The changes of a PATCH request, in the form that its content type names.";
         self.add("io.k8s.apimachinery.pkg.apis.meta.v1.Patch", json!({"type": "object", "description": text}))
@@ -265,7 +265,7 @@ impl Schemas {
         made
     }
 
-    /// A schema of its own for what is simple but has a name, as upstream names it.
+    /// A schema of its own for a simple type with a name, as upstream names it.
     fn simple(&mut self, name: &str, mut made: Value) -> Value {
         if let Some(text) = descriptions::of_simple(name) {
             made["description"] = text.into();
@@ -276,7 +276,7 @@ impl Schemas {
         reference
     }
 
-    /// An item of a list or a value of a map. Upstream tells what an empty one is.
+    /// An item of a list or a value of a map. Upstream gives the default of an empty one.
     fn element(&mut self, kind: &Kind, raw: &str) -> Value {
         let made = self.kind(kind, raw);
         if self.dialect == Dialect::V2 {
@@ -294,7 +294,7 @@ impl Schemas {
         made
     }
 
-    /// `raw` is the name of what is not described any further.
+    /// `raw` is the name of a type without further description.
     fn kind(&mut self, kind: &Kind, raw: &str) -> Value {
         const META: &str = "apimachinery.pkg.apis.meta.v1";
         const EXTENSIONS: &str = "apiextensions-apiserver.pkg.apis.apiextensions.v1";
@@ -344,7 +344,7 @@ impl Schemas {
     }
 }
 
-/// What upstream calls the type of a field whose content nobody describes.
+/// Upstream's name for the type of a field whose content has no schema.
 fn raw_name(type_: TypeRef, field: &Field) -> &'static str {
     match (type_.name, field.name) {
         (_, "fieldsV1") => "apimachinery.pkg.apis.meta.v1.FieldsV1",

@@ -1,4 +1,4 @@
-//! How this server shows itself to webhooks: users of a kubeconfig, by the names of the servers.
+//! The server's credentials for webhooks: users of a kubeconfig, by the names of the servers.
 
 use ::http::HeaderValue;
 use base64::Engine;
@@ -39,7 +39,7 @@ pub(crate) struct Credentials {
     current: Option<String>,
 }
 
-/// Why credentials cannot be had.
+/// A reason why credentials are not available.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CredentialsError {
     #[error("the configuration must be a WebhookAdmissionConfiguration of apiserver.config.k8s.io/v1")]

@@ -12,7 +12,7 @@ use std::sync::Arc;
 /// The port of a Service or URL that names none.
 const HTTPS: u16 = 443;
 
-/// How the other side is found.
+/// The address of the other side.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Place {
     /// A host of a URL.
@@ -27,7 +27,7 @@ enum Place {
     },
 }
 
-/// What calls to one other side share.
+/// State shared by calls to one other side.
 pub(super) struct Shared {
     place: Place,
     /// Host and port as the other side is addressed.

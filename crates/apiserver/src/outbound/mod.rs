@@ -1,6 +1,7 @@
 //! Calls from the server to others: webhooks, conversions, aggregated servers.
 //!
-//! One client for all of them. A [`Destination`] says where a call goes and whom to trust; [`Outbound::call`] sends one
+//! One client for all of them. A [`Destination`] has the address of a call and the trusted authorities;
+//! [`Outbound::call`] sends one
 //! request and reads the whole answer. Connections are kept per address and shared over HTTP/2 where the other side has
 //! it. Whatever the other side does, a call ends with its deadline and holds no more memory than it may.
 
@@ -215,7 +216,7 @@ fn in_go_words(error: &std::io::Error) -> String {
     letters.next().map_or_else(String::new, |first| first.to_lowercase().chain(letters).collect())
 }
 
-/// Whether a kept connection ended before the other side can have seen the request.
+/// Returns true if a kept connection ended before the other side can have seen the request.
 fn is_stale(error: &hyper::Error) -> bool {
     error.is_canceled() || error.is_closed() || error.is_incomplete_message()
 }

@@ -34,7 +34,7 @@ pub(super) fn config(bundle: &str, credential: &Credential) -> Result<ClientConf
     };
     for certificate in CertificateDer::pem_slice_iter(text.as_bytes()) {
         let Ok(certificate) = certificate else { continue };
-        // As upstream: what cannot be read in a bundle is passed over, as long as something can.
+        // As upstream: unreadable certificates in a bundle are skipped, as long as one is readable.
         if roots.add(certificate.clone()).is_ok() && !bundle.is_empty() {
             known.push(certificate);
         }

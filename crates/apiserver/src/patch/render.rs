@@ -1,5 +1,5 @@
-//! A patched object as upstream prints it when it cannot be read: what the patch touched has sorted keys, the
-//! rest has its fields in the order in which their type declares them.
+//! A patched object as upstream prints it when it cannot be read: the part that the patch touched has
+//! sorted keys, the rest has its fields in the order in which their type declares them.
 
 use ferrite_api::codec::MAX_DEPTH;
 use ferrite_api::schema::{Kind, TypeRef};

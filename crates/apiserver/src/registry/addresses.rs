@@ -1,5 +1,5 @@
-//! Records of what Services hold: an IPAddress, open to everybody, for each address, and a key for each port on the
-//! nodes.
+//! Records of the addresses and ports of Services: an IPAddress, open to everybody, for each address, and a
+//! key for each port on the nodes.
 //!
 //! They are written and removed in the transaction that writes or removes the Service, so the two never disagree, and
 //! two servers on one store cannot hand out the same address or port.
@@ -46,7 +46,7 @@ pub(super) fn of(service: &Value) -> impl Iterator<Item = IpAddr> {
     listed.into_iter().flatten().filter_map(|address| address.as_str()?.parse().ok())
 }
 
-/// Whether somebody holds the address.
+/// Returns true if a Service holds the address.
 pub(super) fn is_held(view: &View, address: IpAddr) -> bool {
     key(&view.table, address).is_some_and(|key| view.snapshot.get(key.as_bytes()).is_some())
 }
@@ -61,7 +61,7 @@ pub(super) fn held(view: &View) -> Vec<IpAddr> {
         .collect()
 }
 
-/// Whether somebody holds the port.
+/// Returns true if a Service holds the port.
 pub(super) fn is_port_held(view: &View, port: u16) -> bool {
     view.snapshot.get(port_key(port).as_bytes()).is_some()
 }
@@ -90,7 +90,7 @@ fn object(resource: &Resource, address: IpAddr, service: &Value, now: Timestamp)
 }
 
 impl Registry {
-    /// Adds to a write of `new` over `old` what becomes of their addresses. `None` stands for no Service.
+    /// Adds the changes of their addresses to a write of `new` over `old`. `None` stands for no Service.
     pub(super) fn with_addresses(
         &self,
         resource: &Resource,
@@ -130,7 +130,7 @@ impl Registry {
         txn.when(Compare::Absent(key.clone())).then(Op::put(key, value))
     }
 
-    /// Whether a write failed because an address or a port it wanted has been taken meanwhile.
+    /// Returns true if a write failed because another Service took its address or port meanwhile.
     pub(super) fn lost_address(&self, service: &Value) -> bool {
         let view = self.view();
         of(service).any(|a| is_held(&view, a)) || held_ports(service).any(|p| is_port_held(&view, p))
@@ -154,7 +154,7 @@ impl Registry {
             if lost == WatchEnd::Closed {
                 return;
             }
-            // Too much has happened to be told one by one.
+            // The watch fell behind the history: continue from the present state.
             position = self.store.snapshot().revision();
             if let Err(status) = self.repair_addresses().await {
                 tracing::warn!(error = status.message, "cannot record the addresses of Services");
@@ -177,7 +177,7 @@ impl Registry {
         }
     }
 
-    /// Records what Services hold that were written without.
+    /// Adds missing records of addresses and ports of Services.
     pub async fn repair_addresses(&self) -> Result<(), Status> {
         let view = self.view();
         let Some(services) = self.table.find("", "v1", "services") else { return Ok(()) };
@@ -185,7 +185,7 @@ impl Registry {
         for (_, entry) in view.snapshot.range(prefix.as_bytes(), None) {
             let Some(service) = stored::decode(services, entry) else { continue };
             for address in of(&service).filter(|address| !is_held(&view, *address)) {
-                // Who else records it does so for the same Service.
+                // Another writer records it for the same Service.
                 self.store
                     .commit(self.claim(Txn::default(), address, &service))
                     .await

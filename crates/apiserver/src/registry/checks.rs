@@ -1,4 +1,4 @@
-//! Validation of what is about to be written.
+//! Validation of objects before they are written.
 
 use super::View;
 use ferrite_api::codec::{Step, empty_places, normalise};
@@ -12,7 +12,7 @@ use ferrite_json::{Map, Value};
 pub(super) struct Sent(Vec<(Vec<Step>, Value)>);
 
 impl Sent {
-    /// Takes what is empty out of an object.
+    /// Removes empty values from an object.
     pub(super) fn take(resource: &Resource, object: &mut Value) -> Self {
         let Some(type_) = resource.schema else { return Self(Vec::new()) };
         let places = empty_places(type_, object);
@@ -22,7 +22,8 @@ impl Sent {
         Self(places)
     }
 
-    /// The errors of an object, told of the object as it was sent. What is wrong is decided by what will be stored.
+    /// The errors of an object, reported for the object as it was sent. Validation uses the object to be
+    /// stored.
     pub(super) fn errors(&self, object: &Value, validate: impl Fn(&Value) -> FieldErrors) -> FieldErrors {
         let errors = validate(object);
         if errors.is_empty() || self.0.is_empty() {
@@ -63,7 +64,8 @@ fn restore(object: &mut Value, place: &[Step], empty: &Value) {
     }
 }
 
-/// What is wrong with a new object. As upstream: the kind looks first, then the server at what all kinds share.
+/// The errors of a new object. As upstream: the kind's validation comes first, then that of fields that all
+/// kinds share.
 pub(super) fn of_new(resource: &Resource, object: &Value) -> FieldErrors {
     let strategy = &resource.strategy;
     let namespaced = resource.is_namespaced();
@@ -104,7 +106,8 @@ fn allow_finalizers(resource: &Resource, errors: &mut FieldErrors) {
     }
 }
 
-/// What is wrong with a change. As upstream: the server looks at metadata and so does the kind, and both tell.
+/// The errors of a change. As upstream: the server validates metadata and so does the kind, and both
+/// report.
 pub(super) fn of_change(
     resource: &Resource,
     subresource: Option<&str>,

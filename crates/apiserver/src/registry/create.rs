@@ -16,7 +16,7 @@ use ferrite_json::Value;
 use ferrite_store::{Compare, Entry, Lease, LeaseId, Op, Outcome, Txn};
 use jiff::Timestamp;
 
-/// How often a generated name is drawn anew when it is taken, as upstream.
+/// Attempts to find a free generated name, as upstream.
 const GENERATE_ATTEMPTS: usize = 8;
 const QUOTA_CONTENDED: &str = "too many others use the same quota at once; try again";
 const ADDRESS_TAKEN: &str = "another server has just given the address away; try again";
@@ -42,7 +42,7 @@ fn grant<'a>(write: &Write<'a>, new: &'a Value) -> Grant<'a> {
 }
 
 impl Registry {
-    /// Creates an object that has been decoded. Answers it as stored, or as it would be.
+    /// Creates an object that has been decoded. Returns it as stored, or as it would be.
     pub async fn create(&self, write: &Write<'_>, object: Value) -> Result<Written, Status> {
         self.create_with(write, object, false).await
     }
@@ -74,7 +74,7 @@ impl Registry {
         Err(last.unwrap_or_else(|| Status::internal("no name was generated")))
     }
 
-    /// `drawn` is what the name was drawn from, if the client gave none.
+    /// `drawn` is the prefix of a generated name, if the client gave none.
     async fn create_named(
         &self,
         write: &Write<'_>,
@@ -139,7 +139,7 @@ impl Registry {
             options: write.options,
             rbac: &self.rbac,
         };
-        // As upstream: who changes objects comes before names are drawn, and can only tell what they begin with.
+        // As upstream: mutating admission runs before names are generated, and sees only the prefix.
         let unnamed = Attributes { name: drawn.unwrap_or(&name), unnamed: drawn.is_some(), ..attributes };
         let renamed;
         let (mut attributes, mut key, mut name) = (attributes, key, name.as_str());
@@ -157,7 +157,8 @@ impl Registry {
             attributes = Attributes { name, ..attributes };
         }
         check_escalation(&self.rbac, &view, &grant(write, &object))?;
-        // Changes nothing where admission has changed nothing. What admission sets is complete: it needs no defaults.
+        // Has no effect if admission has changed nothing. Values that admission sets are complete: they
+        // need no defaults.
         metadata::merge_owners(&mut object, &write.options.warnings, metadata::OWNERS_ADMITTED);
         strategy.prepare_create(&mut object);
         if unlabelled {
@@ -193,7 +194,8 @@ impl Registry {
         let lease = self.lease_for(resource, now).await?;
         let encoded = self.encode(resource, &object).await?;
         let outrun = |why| Status::conflict(&resource.group, &resource.plural, name, why);
-        // What is let go of before the store answers is freed where it was made, while the processor has it at hand.
+        // Drop the object before waiting for the commit: the thread that allocated it frees it while it is
+        // in cache.
         let needed = !write.copied || holds_addresses(resource) || !charges.is_empty();
         let uid = meta::uid(&object).to_owned();
         let object = Some(object).filter(|_| needed);

@@ -1,4 +1,4 @@
-//! Objects that rule over others are looked at with every write, and change seldom: they are decoded once.
+//! A cache of decoded objects that every write reads and that change seldom.
 
 use super::stored;
 use ferrite_api::resource::Resource;
@@ -7,9 +7,9 @@ use ferrite_store::{Entry, Key};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// So many are kept. When there are more, it begins anew: who looks at so many has no favourites.
+/// Most cached objects. The cache is cleared when full: such workloads have no hot set.
 const KEPT: usize = 256;
-/// What is larger is not kept.
+/// Larger objects are not cached.
 const LARGE: usize = 16 << 10;
 
 /// An object, with the entry that it was decoded from: it holds for no other.
@@ -23,7 +23,7 @@ struct Decoded {
 pub(super) struct DecodedObjects(Mutex<HashMap<Key, Decoded>>);
 
 impl DecodedObjects {
-    /// The object that an entry holds. None when its value is not what we write.
+    /// The object of an entry. None if its value is not in our format.
     pub fn get(&self, resource: &Resource, key: &Key, entry: &Arc<Entry>) -> Option<Arc<Value>> {
         let decode = || stored::decode(resource, entry).map(Arc::new);
         // What is stored as another version is a different object to each that looks.

@@ -10,11 +10,11 @@ use ferrite_json::Value;
 use ferrite_store::{Compare, Op, Outcome, Txn};
 use jiff::{SignedDuration, Timestamp};
 
-/// What became of the object.
+/// The result of a delete.
 pub(crate) enum Deleted {
     /// It is gone. The last state is answered.
     Gone(Value),
-    /// It is marked and stays until its agent or its finalizers let go.
+    /// It is marked and stays until its agent confirms or its finalizers are removed.
     Marked(Value),
 }
 
@@ -37,9 +37,10 @@ impl Registry {
         {
             write.options.warnings.add(warning);
         }
-        // The object as this request marked it. Whoever removes it then completes this request: it is no error.
+        // The object as this request marked it. If another request then removes it, this one is complete:
+        // it is no error.
         let mut marked_here: Option<(Value, String)> = None;
-        // The state that admission has let go: it is asked again only about another.
+        // The state that admission has accepted: it is asked again only about another.
         let mut admitted = None;
         for _ in 0..ATTEMPTS {
             let view = self.view();
@@ -178,7 +179,7 @@ pub(crate) fn check_delete_preconditions(
     Ok(())
 }
 
-/// What a delete does to the stored object.
+/// The change that a delete makes to the stored object.
 #[derive(Debug, PartialEq)]
 enum Step {
     Remove,
@@ -232,7 +233,7 @@ fn marked(mut object: Value, grace: i64, now: Timestamp) -> Value {
     let metadata = meta::metadata_mut(&mut object);
     metadata.insert("deletionTimestamp", metadata::time(at).into());
     metadata.insert("deletionGracePeriodSeconds", grace.into());
-    // As upstream: asking for deletion is a change of what is wanted.
+    // As upstream: a request for deletion changes the desired state.
     if !already && metadata.contains_key("generation") {
         metadata::increment_generation(&mut object);
     }

@@ -1,4 +1,4 @@
-//! What tests of the registry share.
+//! Common parts of the registry's tests.
 
 use ferrite_api::resource::{Resource, Scope, Strategy};
 use std::sync::Arc;

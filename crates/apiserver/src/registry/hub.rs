@@ -1,4 +1,5 @@
-//! What the watchers of a resource share: each event is looked into and encoded once, however many there are.
+//! State shared by the watchers of a resource: each event is decoded and encoded once, however many there
+//! are.
 
 use super::Facts;
 use bytes::Bytes;
@@ -16,7 +17,7 @@ use std::time::{Duration, Instant};
 const MAX_EVENTS: usize = 1024;
 /// Bytes of frames remembered.
 const MAX_BYTES: usize = 4 << 20;
-/// Who has not taken an event by then is no company worth waiting for.
+/// Frames older than this are dropped; a slower watcher encodes its own.
 const MAX_AGE: Duration = Duration::from_secs(10);
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -94,7 +95,7 @@ impl Hub {
         }
     }
 
-    /// The events of changes, shared with the others that are told of them. Changes come in the order of revisions.
+    /// The events of changes, shared with the other watchers. Changes come in the order of revisions.
     pub fn share(self: &Arc<Self>, changes: Vec<Change>) -> Vec<Arc<Event>> {
         if Arc::strong_count(self) < 2 {
             self.received.add(changes.len() as u64);
@@ -129,7 +130,7 @@ impl Hub {
         event
     }
 
-    /// Forgets what everybody has seen by now.
+    /// Forgets events that every watcher has seen.
     pub fn forget_old(&self) {
         let mut recent = lock(&self.recent);
         while recent.front().is_some_and(|e| e.at.elapsed() > MAX_AGE) {
@@ -138,7 +139,7 @@ impl Hub {
     }
 }
 
-/// A change as watchers see it, with what has been found out about it.
+/// A change as watchers see it, with the facts and frames computed so far.
 pub(crate) struct Event {
     pub change: Change,
     at: Instant,
@@ -149,13 +150,13 @@ pub(crate) struct Event {
     counted: Option<Arc<AtomicUsize>>,
 }
 
-/// What tells two frames of an event apart.
+/// The properties that distinguish two frames of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FrameKey {
     pub type_: EventType,
     pub representation: crate::negotiate::Representation,
     pub include: crate::encode::IncludeObject,
-    /// Tables tell their columns once per stream.
+    /// Tables contain their columns once per stream.
     pub columns: bool,
 }
 
@@ -188,13 +189,13 @@ impl Event {
         }
     }
 
-    /// What selectors see of the object after the change; none when it is gone.
+    /// The object's selectable facts after the change; none if it is gone.
     pub fn now(&self, resource: &Resource) -> Option<&Facts> {
         let entry = self.change.entry.as_ref()?;
         self.now.get_or_init(|| Facts::of(resource, entry)).as_ref()
     }
 
-    /// What they saw before; none when there was nothing.
+    /// Its selectable facts before the change; none if it did not exist.
     pub fn before(&self, resource: &Resource) -> Option<&Facts> {
         let entry = self.change.previous.as_ref()?;
         self.before.get_or_init(|| Facts::of(resource, entry)).as_ref()
@@ -212,7 +213,7 @@ impl Event {
         }
     }
 
-    /// The frame of that key, made by whoever comes first. The others wait for it rather than make it again.
+    /// The frame of that key. The first caller makes it; others wait for it rather than make it again.
     pub fn frame(
         &self,
         key: FrameKey,
@@ -267,13 +268,13 @@ mod tests {
             made.set(made.get() + 1);
             Ok(Bytes::from_static(b"frame"))
         };
-        // The second watcher sees only part of what the first sees, and the first sees it later.
+        // The second watcher sees only part of the first one's changes, and the first sees them later.
         let of_second = second.share(vec![change(2, "b"), change(4, "b")]);
         let of_first = hub.share((1..=4).flat_map(|r| [change(r, "a"), change(r, "b")]).collect());
         for event in of_first.iter().chain(&of_second) {
             event.frame(KEY, make).unwrap();
         }
-        // What lies before everything remembered is made for the asker alone.
+        // An event older than the remembered ones is made for this watcher alone.
         assert_eq!(made.get(), 8);
         assert!(Arc::ptr_eq(&of_second[0], &of_first[3]));
         assert_eq!(hub.bytes.load(Ordering::Relaxed), 5 * 5);

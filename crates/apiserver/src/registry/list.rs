@@ -1,4 +1,4 @@
-//! Lists and what selects from them.
+//! Lists and their selectors.
 
 use super::{Registry, Selectors, store_status, stored};
 use crate::options::{ListOptions, VersionMatch};
@@ -17,7 +17,7 @@ pub(crate) struct ListPage {
     pub revision: Revision,
     pub items: Items,
     pub continue_token: Option<String>,
-    /// How many follow, when it is known without looking into them.
+    /// Number of further objects, if it is known without reading them.
     pub remaining: Option<usize>,
 }
 
@@ -25,7 +25,7 @@ pub(crate) struct ListPage {
 /// limit is looked up in its snapshot piece by piece.
 #[derive(Clone)]
 pub(crate) enum Items {
-    /// What a page with a limit has found.
+    /// The objects of a page with a limit.
     Found(std::vec::IntoIter<Arc<Entry>>),
     Scan(Scan),
 }
@@ -37,7 +37,7 @@ pub(crate) struct Scan {
     selectors: Selectors,
     snapshot: Snapshot,
     prefix: String,
-    /// The first key not looked at yet; none at the end.
+    /// The first key not read yet; none at the end.
     next: Option<Vec<u8>>,
 }
 
@@ -99,7 +99,7 @@ impl Scan {
 /// Objects that are converted before they are selected.
 const CONVERTED: usize = 500;
 
-/// Lists and the objects that they looked at, by group and resource.
+/// Lists and the objects that they read, by group and resource.
 struct Listed {
     total: Arc<Family<Counter>>,
     fetched: Arc<Family<Counter>>,
@@ -126,7 +126,7 @@ static LISTED: LazyLock<Listed> = LazyLock::new(|| {
 impl Listed {
     fn add(&self, resource: &Resource, evaluated: u64, returned: usize) {
         let labels = [&*resource.group, &*resource.plural];
-        // What is read is compared: nothing lies between the store and the selectors.
+        // Every object read is also compared: there is no cache between the store and the selectors.
         self.fetched.with(&labels).add(evaluated);
         self.evaluated.with(&labels).add(evaluated);
         self.returned.with(&labels).add(returned as u64);
@@ -164,7 +164,7 @@ impl Registry {
         self.check_all_readable(&snapshot, &prefix)?;
         LISTED.total.with(&[&resource.group, &resource.plural]).increment();
         let revision = snapshot.revision();
-        // As upstream: whoever takes any version is answered from the cache, which knows no pages.
+        // As upstream: a client that accepts any version is answered from the cache, which knows no pages.
         let limit = if options.resource_version == Some(0) && token.is_none() { 0 } else { options.limit };
         let from = token.as_ref().map(|t| format!("{prefix}{}", t.start));
         if crate::extensions::converts(resource) {
@@ -246,8 +246,8 @@ impl Registry {
         Ok(page(found, None))
     }
 
-    /// The state a list is answered from. What is published is as new as the client asked for (the call has caught
-    /// up), so only exact versions look back.
+    /// The state from which a list is answered. The published state is as new as the client asked for (the
+    /// call has caught up), so only exact versions go back in history.
     fn snapshot_for(
         &self,
         prefix: &str,
@@ -312,7 +312,7 @@ fn encode_token(revision: i64, start: String) -> String {
     URL_SAFE_NO_PAD.encode(ferrite_json::to_vec(&token).unwrap_or_default())
 }
 
-/// A list that cannot go on as it began is told how it can go on nevertheless.
+/// Adds to the error of an expired list a token with which the client can continue anyway.
 fn inconsistent(status: Status, token: &Token) -> Status {
     if status.code != 410 {
         return status;

@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 /// Upstream's alphabet for generated names: no vowels and no look-alikes, so no words come about.
 const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
 const SUFFIX: usize = 5;
-/// A generated name never exceeds what a DNS label may be.
+/// A generated name never exceeds the length of a DNS label.
 const MAX_BASE: usize = 63 - SUFFIX;
 
 /// A time as the API writes it.
@@ -32,7 +32,7 @@ pub(crate) fn generate_name(base: &str) -> String {
     name
 }
 
-/// Fills what identifies a new object and drops what only the server may say.
+/// Sets the identity of a new object and drops fields that only the server may set.
 pub(crate) fn stamp_new(resource: &Resource, object: &mut Value, namespace: &str, now: Timestamp) {
     let strategy = &resource.strategy;
     let counts = strategy.has_generation();
@@ -41,7 +41,7 @@ pub(crate) fn stamp_new(resource: &Resource, object: &mut Value, namespace: &str
     for key in ["resourceVersion", "selfLink", "deletionTimestamp", "deletionGracePeriodSeconds"] {
         metadata.remove(key);
     }
-    // As upstream: kinds without a generation of their own keep what the client says.
+    // As upstream: kinds without a generation of their own keep the client's value.
     if counts {
         metadata.remove("generation");
     }
@@ -55,12 +55,13 @@ pub(crate) fn stamp_new(resource: &Resource, object: &mut Value, namespace: &str
     }
 }
 
-/// Behind `.metadata.ownerReferences contains duplicate entries` in a warning about what a client sent.
+/// Behind `.metadata.ownerReferences contains duplicate entries` in a warning about an object as the client
+/// sent it.
 pub(crate) const OWNERS_GIVEN: &str = "";
-/// The same about what admission made of it.
+/// The same about an object after admission.
 pub(crate) const OWNERS_ADMITTED: &str = " after mutating admission happens";
 
-/// Keeps one reference to each owner and tells of the others.
+/// Keeps one reference to each owner and warns of the others.
 pub(crate) fn merge_owners(object: &mut Value, warnings: &Warnings, when: &str) {
     let metadata = meta::metadata_mut(object);
     let Some(owners) = metadata.get_mut("ownerReferences").and_then(Value::as_array_mut) else { return };
@@ -104,7 +105,7 @@ pub(crate) fn invalid(resource: &Resource, name: &str, errors: &[FieldError]) ->
     if resource.custom.is_none() {
         return Status::invalid(&stored.group, &resource.kind, name, errors);
     }
-    // As upstream: an object of a custom kind is called what it says that it is.
+    // As upstream: an object of a custom kind has the kind that it names.
     let said = |key: &str| {
         let error = errors.iter().find(|error| error.path.as_str() == key)?;
         if let Problem::Invalid(Value::String(text)) = &error.problem { Some(text.as_str()) } else { None }
@@ -114,7 +115,7 @@ pub(crate) fn invalid(resource: &Resource, name: &str, errors: &[FieldError]) ->
     Status::invalid(group.unwrap_or(&stored.group), kind, name, errors)
 }
 
-/// What an update may never change, taken from the stored object.
+/// Copies the fields that an update may never change from the stored object.
 pub(crate) fn keep_identity(new: &mut Value, old: &Value) {
     // A UID that differs stays, to be refused: it is immutable.
     if meta::uid(new).is_empty() {
@@ -133,7 +134,7 @@ pub(crate) fn keep_identity(new: &mut Value, old: &Value) {
         let metadata = meta::metadata_mut(new);
         match kept {
             Some(value) => metadata.insert(key, value),
-            // A deletion begins with a delete. Whoever claims one is refused: it is immutable.
+            // Only a delete begins a deletion. A client that sets the field gets an error: it is immutable.
             None if key.starts_with("deletion") => continue,
             None => metadata.remove(key),
         };

@@ -90,7 +90,7 @@ impl ResourceMap {
     }
 }
 
-/// The state of the cluster at one instant, for those who only look.
+/// The state of the cluster at one instant, for readers.
 #[derive(Clone)]
 pub(crate) struct View {
     pub snapshot: Snapshot,
@@ -192,7 +192,7 @@ impl View {
     }
 }
 
-/// Makes views for those who have no registry.
+/// Makes views for callers without a registry.
 pub(crate) struct Viewer {
     store: Arc<Store>,
     /// The built-in resources.
@@ -230,12 +230,12 @@ pub(crate) struct Write<'a> {
     pub requested: &'a str,
     pub user: &'a User,
     pub options: &'a WriteOptions,
-    /// The answer is copied from what is stored: nobody asks for the object afterwards.
+    /// The response is copied from the stored bytes: nobody asks for the object afterwards.
     pub copied: bool,
 }
 
 pub(crate) struct Registry {
-    /// Whether writers of objects on which nothing acts are warned.
+    /// True if writers of objects on which nothing acts get a warning.
     pub warns_of_inert: bool,
     /// Resources of which they are not, because an optional part acts on them.
     pub acted_on: &'static [&'static str],
@@ -250,7 +250,7 @@ pub(crate) struct Registry {
     decoded: Arc<decoded::DecodedObjects>,
     pub services: ServiceAllocator,
     hubs: hub::Hubs,
-    /// How long the store takes.
+    /// Durations of the store's writes.
     pub times: StoreTimes,
     pub admission: Chain,
     /// Events are kept this long, in seconds.
@@ -292,8 +292,8 @@ impl Registry {
         }
     }
 
-    /// Waits until this server knows what other servers of the same store were acknowledged before the call, unless
-    /// the client has said that it is content with less: with anything (`0`), or with a version that is known here.
+    /// Waits until this server has every change that other servers of the same store acknowledged before
+    /// the call, unless the client accepts less: anything (`0`), or a version that is known here.
     pub async fn catch_up(&self, verb: Verb, query: &Query) -> Result<(), Status> {
         let wanted = match verb {
             Verb::Get | Verb::List | Verb::Watch => query.get("resourceVersion").and_then(|v| v.parse().ok()),
@@ -424,8 +424,8 @@ fn normalise(resource: &Resource, object: &mut Value) {
     }
 }
 
-/// Refuses an object that is nested so deeply that its readers would not read it: conversion, defaults, patches and
-/// managedFields add levels to what a decoder has let in.
+/// Refuses an object that is nested too deeply for its readers: conversion, defaults, patches and
+/// managedFields add levels to a decoded object.
 fn check_depth(object: &Value) -> Result<(), Status> {
     let within = |value: &Value, levels: usize| value.count_within(levels).is_some();
     let metadata = |value: &Value| {

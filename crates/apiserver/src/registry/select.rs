@@ -1,4 +1,4 @@
-//! What selects objects from a collection, and the few facts about an object it looks at.
+//! Selectors of objects in a collection, and the few facts about an object that they need.
 
 use super::stored;
 use crate::options::ListOptions;
@@ -37,7 +37,7 @@ impl Selectors {
         self.labels.is_empty() && self.fields.is_empty()
     }
 
-    /// Whether a stored object is meant. Looks no further into it than it must.
+    /// Returns true if a stored object is selected. Parses no more of it than it must.
     pub fn select(&self, resource: &Resource, entry: &Entry) -> bool {
         if self.is_everything() {
             return true;
@@ -53,7 +53,7 @@ impl Selectors {
     }
 }
 
-/// What selectors can ask about an object.
+/// The facts about an object that selectors can use.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Facts {
     name: String,
@@ -90,7 +90,7 @@ impl Facts {
         Self { name: name.to_owned(), ..Self::default() }
     }
 
-    /// What the metadata alone tells; the rest of the object is not parsed.
+    /// The facts from the metadata alone; the rest of the object is not parsed.
     fn of_metadata(entry: &Entry) -> Option<Self> {
         let metadata: Metadata = ferrite_json::from_slice(stored::metadata(entry.plain())?).ok()?;
         let Metadata { name, namespace, labels } = metadata;

@@ -1,4 +1,4 @@
-//! How an object lies in the store.
+//! The stored form of an object.
 //!
 //! The value is JSON that begins `{"kind":"Pod","apiVersion":"v1","metadata":{`, so that an answer is made by
 //! copying: the resource version (known only once the store has numbered the change) goes in right behind that
@@ -68,7 +68,7 @@ pub(crate) struct Encoded {
     version_at: Option<usize>,
 }
 
-/// The value of an object, for who does not answer it.
+/// Encodes the object for storage when the caller returns no response body.
 pub(crate) fn encode(resource: &Resource, object: &Value) -> Bytes {
     encode_for_answer(resource, object).value
 }
@@ -134,13 +134,13 @@ impl Encoded {
 
 /// An object that was written, or would have been.
 pub(crate) struct Written {
-    /// None if it was let go of: then it is what was stored.
+    /// None if it was dropped early: then the stored form has it.
     object: Option<Value>,
     stored: Option<(Encoded, Revision)>,
 }
 
 impl Written {
-    /// What was stored as `encoded` with a revision.
+    /// An object that was stored as `encoded` with a revision.
     pub fn stored(mut object: Option<Value>, encoded: Encoded, revision: Revision) -> Self {
         if let Some(object) = &mut object {
             set_version(object, revision);
@@ -159,7 +159,7 @@ impl Written {
         }
     }
 
-    /// The object as JSON, where that can be had by copying.
+    /// The object as JSON, if copying is enough to make it.
     pub fn json(&self, resource: &Resource) -> Option<Bytes> {
         let (Encoded { value, version_at }, revision) = self.stored.as_ref()?;
         let (before, after) = (value.get(beginning(resource)..(*version_at)?)?, value.get((*version_at)?..)?);
@@ -194,7 +194,7 @@ fn put_member(out: &mut Vec<u8>, key: &str, value: &Value, first: &mut bool) {
     value.write_to(out);
 }
 
-/// The object with its resource version. None when the value is not what [`encode`] writes.
+/// The object with its resource version. None if the value is not in the format of [`encode`].
 pub(crate) fn decode(resource: &Resource, entry: &Entry) -> Option<Value> {
     decode_value(resource, entry.plain(), entry.modified)
 }
@@ -219,7 +219,7 @@ pub(crate) fn put_object(entry: &Entry, out: &mut BytesMut) {
     put_versioned(entry.modified, rest.get(1..).unwrap_or_default(), out);
 }
 
-/// How long the beginning is that all stored objects of a resource share.
+/// Length of the beginning that all stored objects of a resource share.
 pub(crate) fn beginning(resource: &Resource) -> usize {
     head(resource).len()
 }
@@ -278,7 +278,7 @@ pub(crate) fn put_metadata(entry: &Entry, out: &mut BytesMut) {
     put_versioned(entry.modified, &metadata[1..], out);
 }
 
-/// Appends `{"resourceVersion":"7",` and what is left of the metadata after its brace.
+/// Appends `{"resourceVersion":"7",` and the rest of the metadata after its brace.
 fn put_versioned(revision: Revision, rest: &[u8], out: &mut BytesMut) {
     out.reserve(rest.len() + 48);
     out.put_u8(b'{');
@@ -321,7 +321,7 @@ mod tests {
             let again = encode_for_answer(&pods, &object);
             let written = Written::stored(Some(object), encoded, Revision(7));
             let whole = ferrite_json::to_vec(&*written.object(&pods)).unwrap();
-            // Who has let go of it finds it in what was stored.
+            // A write that dropped its object reads it from the stored form.
             let let_go = Written::stored(None, again, Revision(7));
             assert_eq!(let_go.object(&pods), written.object(&pods), "{rest}");
             assert_eq!(written.json(&pods).is_some(), copied, "{rest}");

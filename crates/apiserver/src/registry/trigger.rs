@@ -43,7 +43,7 @@ fn text_at<'a>(value: &'a [u8], path: &str) -> Option<&'a [u8]> {
     }
 }
 
-/// The text between the quotes at the beginning, and what follows it.
+/// The text between the quotes at the beginning, and the rest.
 fn string(value: &[u8]) -> Option<(&[u8], &[u8])> {
     let inner = value.strip_prefix(b"\"")?;
     let mut at = 0;
@@ -81,7 +81,7 @@ fn member<'a>(object: &'a [u8], name: &[u8]) -> Option<Option<&'a [u8]>> {
     }
 }
 
-/// How long the value at the beginning is.
+/// Length of the JSON value at the beginning.
 fn length(value: &[u8]) -> Option<usize> {
     let mut depth = 0usize;
     let mut at = 0;

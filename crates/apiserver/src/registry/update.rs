@@ -15,7 +15,7 @@ use ferrite_json::Value;
 use ferrite_store::{Compare, Op, Outcome, Txn};
 use jiff::Timestamp;
 
-/// How the new object comes about, given the stored one. Called again when somebody else was faster.
+/// Makes the new object from the stored one. Called again when another writer was faster.
 pub(crate) type Change<'a> = &'a (dyn Fn(&Value) -> Result<Value, Status> + Send + Sync);
 
 /// An update of an object or one of its subresources.
@@ -33,12 +33,12 @@ pub(crate) struct Update<'a> {
 
 /// An update is tried again this often when others write the same object.
 const ATTEMPTS: usize = 16;
-/// How often a write is tried that others outrun to its quota: in each round one of them gets through.
+/// Attempts of a write while others change its quota: in each round one of them succeeds.
 pub(super) const CHARGE_ATTEMPTS: usize = 256;
 const CONFLICT: &str =
     "the object has been modified; please apply your changes to the latest version and try again";
 
-/// Why there is nothing to update: who replaces an object by its UID means another one.
+/// The error of an update without an object: a client that replaces an object by its UID means another one.
 fn missing(update: &Update<'_>) -> Status {
     let resource = update.write.resource;
     let creates = resource.strategy.create_on_update();
@@ -76,7 +76,7 @@ pub(crate) fn precondition_failed(
 }
 
 impl Registry {
-    /// Changes a stored object. Answers it as stored, or as it would be.
+    /// Changes a stored object. Returns it as stored, or as it would be.
     pub async fn update(&self, update: &Update<'_>) -> Result<Written, Status> {
         let resource = update.write.resource;
         let key = stored::key(resource, update.write.namespace, update.name);
@@ -127,8 +127,8 @@ impl Registry {
                     }
                     return Ok(Written::stored(Some(new), encoded, revision));
                 }
-                // Somebody was faster. The change is made again on what is stored now; one that names a version
-                // then fails its precondition.
+                // Another writer was faster. The change is made again on the present object; one that names
+                // a version then fails its precondition.
                 let now = self.view();
                 let found = now.snapshot.get(key.as_bytes()).map(|entry| entry.modified);
                 let Some(uncharged) = &uncharged else { break };
@@ -191,7 +191,7 @@ impl Registry {
         }
     }
 
-    /// Brings the new object to what will be stored, and checks it.
+    /// Prepares the new object for storage, and validates it.
     async fn prepare(
         &self,
         update: &Update<'_>,
@@ -242,7 +242,8 @@ impl Registry {
         };
         super::normalise(resource, new);
         super::check_depth(new)?;
-        // As upstream: status says nothing about what is wanted, and where a pod runs is not the client's wish.
+        // As upstream: status is not part of the desired state, and where a pod runs is not the client's
+        // wish.
         if !matches!(update.subresource, Some("status" | "binding")) {
             metadata::bump_generation(resource, new, old);
         }
@@ -276,7 +277,7 @@ fn verb_of(subresource: Option<&str>) -> &'static str {
     }
 }
 
-/// Whether the last thing that held a deleted object is gone.
+/// Returns true if nothing holds a deleted object any more.
 fn is_finished(resource: &Resource, object: &Value) -> bool {
     let held = meta::finalizers(object).next().is_some() || held_by_spec(resource, object);
     let grace = object.pointer("/metadata/deletionGracePeriodSeconds").and_then(Value::as_i64).unwrap_or(0);
@@ -304,7 +305,7 @@ fn same(new: &Value, old: &Value) -> bool {
     })
 }
 
-/// Whether two values have the same members but for one of them.
+/// Returns true if two values have the same members except one.
 fn same_but(new: &Value, old: &Value, ignored: &str, same: impl Fn(&str, &Value, &Value) -> bool) -> bool {
     let (Value::Object(new), Value::Object(old)) = (new, old) else { return new == old };
     let count = |map: &ferrite_json::Map| map.len() - usize::from(map.contains_key(ignored));
@@ -315,8 +316,9 @@ fn same_but(new: &Value, old: &Value, ignored: &str, same: impl Fn(&str, &Value,
             .all(|(key, new)| old.get(key).is_some_and(|old| same(key, new, old)))
 }
 
-/// Whether a Lease stays with its holder: a heartbeat that is repeated within seconds and need not cost a disk write
-/// of its own. One that changes hands is durable, or two could believe that they hold it after a crash.
+/// True if the Lease keeps its holder: a heartbeat that is repeated within seconds and need not cost a disk
+/// write of its own. A Lease that changes hands is durable, or two could believe that they hold it after a
+/// crash.
 fn is_renewal(new: &Value, old: &Value) -> bool {
     let holder = "/spec/holderIdentity";
     new.pointer("/kind").and_then(Value::as_str) == Some("Lease")

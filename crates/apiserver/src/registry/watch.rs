@@ -1,4 +1,4 @@
-//! Watches: what happens to the objects of a collection, as a client with these selectors sees it.
+//! Watches: the changes of a collection's objects, as a client with these selectors sees them.
 
 use super::hub::{Event, EventType, Hub};
 use super::list::{Items, too_large};
@@ -12,15 +12,15 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// What a watcher is told.
+/// An event of a watch.
 pub(crate) enum WatchEvent {
-    /// What was there when the watch began, told as added.
+    /// An object that existed when the watch began, sent as added.
     Initial(Arc<Entry>),
     Changed {
         type_: EventType,
         event: Arc<Event>,
     },
-    /// Everything up to this revision has been told.
+    /// Everything up to this revision has been sent.
     Bookmark {
         revision: Revision,
         initial_events_end: bool,
@@ -36,9 +36,10 @@ pub(crate) struct WatchStream {
     watch: Watch,
     hub: Arc<Hub>,
     converter: Arc<Converter>,
-    /// Objects and changes that are being converted: whoever waits for the next event may give up in between.
+    /// Objects and changes that are being converted: the caller may stop waiting for the next event in
+    /// between.
     unconverted: (Vec<Arc<Entry>>, Vec<Change>),
-    /// What was there when the watch began and has not been looked at yet.
+    /// Objects from the beginning of the watch that have not been read yet.
     initial: Option<Items>,
     /// The bookmark that follows it.
     initial_end: Option<Revision>,
@@ -46,7 +47,7 @@ pub(crate) struct WatchStream {
     ended: bool,
 }
 
-/// About how much of the initial state is looked at in one go.
+/// About the number of bytes of the initial state read in one go.
 const INITIAL: usize = 128 << 10;
 
 impl Registry {
@@ -62,11 +63,12 @@ impl Registry {
         let initial = options.send_initial_events == Some(true);
         let wanted = options.resource_version.unwrap_or(0);
         let current = snapshot.revision();
-        // As upstream: who wants to go on from a version that is still to come waits for what follows it.
+        // As upstream: a client that continues from a future version waits for the events after it.
         if initial && wanted > current.0 {
             return Err(too_large(wanted, current));
         }
-        // As upstream: without a version a watch begins with what is there, unless initial events are refused.
+        // As upstream: without a version a watch begins with the existing objects, unless initial events
+        // are refused.
         let from_now = initial || (wanted == 0 && options.send_initial_events != Some(false));
         if from_now {
             self.check_all_readable(&snapshot, &prefix)?;
@@ -76,7 +78,7 @@ impl Registry {
         if after < oldest {
             return Err(gone(&WatchEnd::Compacted { wanted: after.next(), oldest: oldest.next() }));
         }
-        // Objects of another version can be told from others only after they are converted.
+        // Objects of another version can be selected only after they are converted.
         let of_stored = match crate::extensions::converts(resource) {
             true => Selectors::default(),
             false => selectors.clone(),
@@ -143,7 +145,7 @@ impl WatchStream {
         }
     }
 
-    /// Makes events of what was read, in the version of the watch.
+    /// Makes events of the read changes, in the version of the watch.
     async fn convert(&mut self) -> Result<(), Status> {
         let (entries, changes) = match crate::extensions::converts(&self.resource) {
             false => std::mem::take(&mut self.unconverted),
@@ -162,9 +164,9 @@ impl WatchStream {
         Ok(())
     }
 
-    /// A bookmark for the present position, or what comes before it.
+    /// A bookmark for the present position, or an event before it.
     pub fn bookmark(&mut self) -> Option<WatchEvent> {
-        // What has to be converted first is told by `next`.
+        // `next` sends changes that must be converted first.
         if !self.ready.is_empty() || self.initial.is_some() || crate::extensions::converts(&self.resource) {
             return None;
         }
@@ -176,7 +178,7 @@ impl WatchStream {
         Some(self.ready.pop_front().unwrap_or_else(bookmark))
     }
 
-    /// Lets go of what is kept for others only.
+    /// Drops memory that is kept for other watchers only.
     pub fn tidy(&self) {
         self.hub.forget_old();
     }

@@ -26,7 +26,7 @@ pub(super) async fn handle(call: &mut Call) -> Result<Response, Status> {
 pub(crate) async fn create(call: &Call, binding: &Value, options: &WriteOptions) -> Result<Response, Status> {
     call.check_namespace(binding)?;
     let name = meta::name(binding).to_owned();
-    // As upstream: this form looks at no UID.
+    // As upstream: this form ignores the UID.
     let mut binding = binding.clone();
     meta::metadata_mut(&mut binding).remove("uid");
     bind(call, &name, &binding, options).await
@@ -111,11 +111,11 @@ async fn bind(call: &Call, name: &str, binding: &Value, options: &WriteOptions) 
             }
         }
         set_scheduled(&mut bound);
-        // The version was checked by nobody: the swap itself decides who wins.
+        // Nobody checked the version: the swap itself decides which write wins.
         meta::metadata_mut(&mut bound).remove("resourceVersion");
         Ok(bound)
     };
-    // As upstream: the binding is what is admitted, not the pod that it changes.
+    // As upstream: admission sees the binding, not the pod that it changes.
     let within = WriteOptions { within: true, ..options.clone() };
     let update = Update {
         write: Write {

@@ -46,8 +46,8 @@ pub(crate) struct TimedOut;
 #[error("address not allowed")]
 pub(super) struct NotAllowed;
 
-/// Whether an address is neither this machine's own, nor one of a link or of many. Objects name addresses, and their
-/// authors are not to reach through the server what they cannot reach themselves.
+/// Returns true if an address is neither loopback, link-local nor multicast. Objects name addresses, and
+/// their authors must not reach through the server what they cannot reach themselves.
 fn is_proxyable(address: IpAddr) -> bool {
     let address = address.to_canonical();
     let local = match address {
@@ -61,7 +61,7 @@ pub(super) fn check_address(address: IpAddr) -> Result<(), Status> {
     if is_proxyable(address) { Ok(()) } else { Err(Status::bad_request(NotAllowed.to_string())) }
 }
 
-/// Whether a connection ends at this server: at its port, from an address to the same address.
+/// Returns true if a connection ends at this server: at its port, from an address to the same address.
 fn is_to_ourselves(server: &ApiServer, stream: &TcpStream) -> std::io::Result<bool> {
     let (here, there) = (stream.local_addr()?, stream.peer_addr()?);
     let port = server.config.advertise.port();
@@ -71,7 +71,8 @@ fn is_to_ourselves(server: &ApiServer, stream: &TcpStream) -> std::io::Result<bo
 trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
 
-/// Sends one request on a connection of its own. The connection ends with the answer, or with what it becomes.
+/// Sends one request on a connection of its own. The connection ends with the response, or with the stream
+/// that it is upgraded to.
 pub(crate) async fn send<B>(
     server: &ApiServer,
     place: &Place,

@@ -99,7 +99,7 @@ fn is_ready(pod: &Value) -> bool {
     conditions.into_iter().any(|c| c["type"] == "Ready" && c["status"] == "True")
 }
 
-/// Whether a pod that is not ready may go without being counted.
+/// Returns true if a pod that is not ready may be evicted without being counted.
 fn unhealthy_may_go(budget: &Value) -> bool {
     let number = |key: &str| budget["status"][key].as_i64().unwrap_or(0);
     budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
@@ -124,7 +124,7 @@ fn refused(cause: String) -> Status {
     status
 }
 
-/// Whether a budget lets one more pod go.
+/// Checks that a budget allows one more eviction.
 fn check(budget: &Value) -> Result<(), Status> {
     let name = meta::name(budget);
     let status = &budget["status"];
@@ -167,7 +167,7 @@ fn check(budget: &Value) -> Result<(), Status> {
     }))
 }
 
-/// Takes one disruption from a budget, and tells its controller which pod it is for.
+/// Takes one disruption from a budget, and names the pod in its status for the controller.
 async fn take(call: &Call, budget: &Value, dry_run: bool) -> Result<(), Status> {
     check(budget)?;
     if dry_run {
@@ -231,7 +231,7 @@ fn taken(budget: &Value, pod: &str, now: &str) -> Value {
     budget
 }
 
-/// Tells in the pod's status why it goes. Preconditions then hold for what was just written.
+/// Records in the pod's status why it goes. Preconditions then hold for the updated pod.
 async fn mark(call: &Call, delete: DeleteOptions) -> Result<DeleteOptions, Status> {
     let change = |old: &Value| {
         check_delete_preconditions(&call.resource, call.name(), &delete, old)?;

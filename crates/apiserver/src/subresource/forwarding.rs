@@ -6,12 +6,12 @@ use ::http::{HeaderMap, HeaderName, HeaderValue};
 
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
-/// Copies what the far side may know of a request. The user's credentials stay here.
+/// Copies headers of a request that the far side may see. The user's credentials stay here.
 pub(crate) fn copy_request_headers(from: &HeaderMap, to: &mut HeaderMap) {
     copy_headers(from, to, is_ours);
 }
 
-/// Copies what the client may know of the far side's response.
+/// Copies headers of the far side's response that the client may see.
 pub(crate) fn copy_response_headers(from: &HeaderMap, to: &mut HeaderMap) {
     copy_headers(from, to, is_theirs);
 }
@@ -34,14 +34,14 @@ fn is_hop(name: &str) -> bool {
     )
 }
 
-/// Headers of a request that are not passed on: who the user is stays here, and lengths are made anew.
+/// Headers of a request that are not passed on: credentials stay here, and lengths are made anew.
 fn is_ours(name: &str) -> bool {
     is_hop(name)
         || matches!(name, "authorization" | "host" | "content-length")
         || name.starts_with("impersonate-")
 }
 
-/// Headers of an answer that are not passed on: who may read it elsewhere is for this server to say.
+/// Headers of a response that are not passed on: this server decides who may read it elsewhere.
 pub(crate) fn is_theirs(name: &str) -> bool {
     is_hop(name)
         || matches!(

@@ -77,7 +77,7 @@ pub(super) async fn log(call: &mut Call) -> Result<Response, Status> {
     let path = format!("/containerLogs/{}/{}/{container}?{query}", call.namespace(), call.name());
     let request = request(Method::GET, &path)?;
     let response = send(call, &pod, request).await.map_err(|status| match status.code {
-        // As upstream: whoever reads a log hears of pods alone.
+        // As upstream: the error of a log request names only pods.
         404 => Status::not_found("", "pods", host(&pod).unwrap_or_default()),
         _ => status,
     })?;
@@ -109,8 +109,8 @@ pub(super) async fn attach(call: &mut Call) -> Result<Response, Status> {
     stream(call, "attach").await
 }
 
-/// As upstream: a WebSocket begins with a GET, which asks for no more than `get`. Whoever gets into a container must
-/// hold `create`, however they come.
+/// Requires the verb `create`. As upstream: a WebSocket begins with a GET, which asks for no more than
+/// `get`, but every way into a container requires `create`.
 fn require_create(call: &Call) -> Result<(), Status> {
     if call.verb == Verb::Create {
         return Ok(());
@@ -222,7 +222,7 @@ async fn upgrade(call: &mut Call, pod: &Value, path: &str) -> Result<Response, S
     dial::join(&call.server, &mut call.parts, response)
 }
 
-/// What the kubelet complained about, as a Status.
+/// The kubelet's error as a Status.
 async fn relay_error(response: ::http::Response<hyper::body::Incoming>) -> Status {
     const LIMIT: usize = 64 << 10;
     let code = response.status().as_u16();

@@ -41,7 +41,7 @@ pub(super) async fn handle(call: &mut Call) -> Result<Response, Status> {
     forward(call, &place, links, if path.is_empty() { "/" } else { &path }).await
 }
 
-/// How much of the path names the object and `proxy`; the rest belongs to the far side.
+/// Length of the part of the path that names the object and `proxy`; the rest belongs to the far side.
 fn prefix_length(path: &str, namespaced: bool) -> usize {
     // `/api/v1/nodes/name/proxy`, or with a namespace `/api/v1/namespaces/namespace/pods/name/proxy`.
     let parts = if namespaced { 7 } else { 5 };
@@ -73,7 +73,7 @@ async fn forward(call: &mut Call, place: &Place, links: Links, path: &str) -> Re
     if !call.header(header::UPGRADE).is_empty() {
         dial::copy_upgrade_headers(&call.parts.headers, headers);
     }
-    // As upstream: the far side is told the host that the client asked, and where it was asked for.
+    // As upstream: headers give the far side the host that the client asked, and the original path.
     for (name, value) in
         [(header::HOST, links.client.clone()), (FORWARDED_URI, format!("{}{path}", links.prefix))]
     {
@@ -124,7 +124,7 @@ async fn forward(call: &mut Call, place: &Place, links: Links, path: &str) -> Re
 
 const FORWARDED_URI: HeaderName = HeaderName::from_static("x-forwarded-uri");
 
-/// What went wrong, worded as upstream's where people know the words.
+/// The cause of an error, in upstream's words where people know them.
 fn cause(place: &Place, error: &(dyn std::error::Error + 'static)) -> String {
     let mut cause = error;
     while let Some(next) = cause.source() {
@@ -140,7 +140,7 @@ fn cause(place: &Place, error: &(dyn std::error::Error + 'static)) -> String {
     format!("dial tcp {}: {what}", place.host())
 }
 
-/// What a name in the path means: `name`, `name:port` or `scheme:name:port`.
+/// A parsed name of the path: `name`, `name:port` or `scheme:name:port`.
 #[derive(Debug, PartialEq, Eq)]
 struct Name<'a> {
     https: bool,

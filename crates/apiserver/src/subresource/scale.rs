@@ -56,7 +56,7 @@ pub(super) async fn handle(call: &mut Call) -> Result<Response, Status> {
             let (gvk, name) = (gvk(), call.name().to_owned());
             let found = Mutex::new(Vec::new());
             let change = |scale: &Value| {
-                // An object that is not there is missed before a patch is looked at.
+                // A missing object is reported before the patch is parsed.
                 let Decoded { value: document, strict: complaints } =
                     document.as_ref().map_err(Status::clone)?;
                 let mut patched = kind.patched(type_, &gvk, scale, document)?;
@@ -113,7 +113,7 @@ async fn apply(call: &mut Call) -> Result<Response, Status> {
     answer(call, &result.object(&call.resource))
 }
 
-/// Changes the object's replicas to what `change` makes of its scale.
+/// Changes the object's replicas to those of its scale after `change`.
 async fn write(
     call: &mut Call,
     change: &(dyn Fn(&Value) -> Result<Value, Status> + Send + Sync),
@@ -179,7 +179,7 @@ fn scale_paths(resource: &Resource) -> Option<&ScalePaths> {
     resource.custom.as_ref()?.version().scale.as_ref()
 }
 
-/// What lies at the end of a path of names.
+/// The value at the end of a path of names.
 fn at<'v>(object: &'v Value, path: &[String]) -> Option<&'v Value> {
     path.iter().try_fold(object, |value, name| value.get(name.as_str()))
 }

@@ -16,12 +16,12 @@ use jiff::{SignedDuration, Timestamp};
 
 const MIN_SECONDS: i64 = 600;
 const DEFAULT_SECONDS: i64 = 3600;
-/// What pods ask for, as admission mounts it.
+/// The lifetime that pods ask for, as admission mounts tokens.
 const POD_SECONDS: i64 = 3607;
 const EXTENDED_SECONDS: i64 = 365 * 24 * 3600;
 
-/// Whether a token lives longer than asked for. As upstream: only one that admission has mounted into a pod, for this
-/// server and nobody else.
+/// Returns true if a token lives longer than asked for. As upstream: only one that admission has mounted
+/// into a pod, for this server and nobody else.
 fn is_extended(seconds: i64, bound: &[(&str, String, String)], audiences: &Value, issuer: &str) -> bool {
     let for_us = audiences.as_array().is_some_and(|list| list.iter().all(|audience| audience == issuer));
     seconds == POD_SECONDS && for_us && bound.iter().any(|(claim, ..)| *claim == "pod")
@@ -144,7 +144,7 @@ fn check_seconds(seconds: i64) -> Result<(), Status> {
     Err(Status::invalid("authentication.k8s.io", "TokenRequest", "", &[error]))
 }
 
-/// What the token is bound to, the first being the object whose end is the token's end: claim, name and UID.
+/// The objects that the token is bound to: claim, name and UID. The token ends with the first.
 fn bound_object(call: &Call, reference: &Value) -> Result<Vec<(&'static str, String, String)>, Status> {
     let text = |key: &str| reference[key].as_str().unwrap_or_default();
     if reference.is_null() {
@@ -236,7 +236,7 @@ pub(crate) fn user_of<'a>(
         ("secret", "secrets", namespace),
         ("node", "nodes", ""),
     ] {
-        // A pod's token tells of its node, but ends with the pod.
+        // A pod's token names its node, but ends with the pod.
         if !about[claim].is_object() || (claim == "node" && about["pod"].is_object()) {
             continue;
         }
@@ -279,7 +279,7 @@ fn legacy_user(server: &ApiServer, token: &str, claims: &Value) -> Result<User, 
     Ok(User::service_account(text("namespace"), text("service-account.name"), text("service-account.uid")))
 }
 
-/// Whether what a token is bound to is still there.
+/// Checks that the object that a token is bound to still exists.
 fn is_alive(object: Option<&Value>, claim: &str, uid: &str, now: Timestamp) -> Result<(), String> {
     let invalidated = || "service account token has been invalidated".to_owned();
     let object = object.ok_or_else(invalidated)?;

@@ -85,7 +85,7 @@ async fn a_node_reads_what_its_pods_use() {
     assert_eq!(node.get(&format!("{MAPS}/used")).await.code, 200);
     assert_eq!(node.get(&format!("{MAPS}/other")).await.code, 403);
     assert_eq!(node.get(MAPS).await.code, 403);
-    // Credential provider plugins are told of the pods' accounts, and of no others.
+    // Credential provider plugins see the pods' accounts, and no others.
     let accounts = "/api/v1/namespaces/default/serviceaccounts";
     let other = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "other"}});
     assert_eq!(world.post(accounts, &other).await.code, 201);

@@ -33,7 +33,7 @@ async fn no_patch_nests_an_object_too_deeply() {
     assert_eq!(world.patch("strategic-merge", &path, &json!({"data": nested(100)})).await.code, 500);
     assert_eq!(world.post(REVISIONS, &revision("s", nested(99))).await.code, 201);
     let path = format!("{REVISIONS}/s");
-    // The deepest object that is let in can be read, patched and listed again, with what the server adds to it.
+    // The deepest allowed object can be read, patched and listed again, with the server's own additions.
     assert_eq!(world.get(&path).await.code, 200);
     let label = json!({"metadata": {"labels": {"a": "b"}}});
     assert_eq!(world.patch("merge", &path, &label).await.code, 200);

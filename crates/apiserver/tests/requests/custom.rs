@@ -45,7 +45,7 @@ fn wid(name: &str, spec: Value) -> Value {
     json!({"apiVersion": "stable.example.com/v1", "kind": "Wid", "metadata": {"name": name}, "spec": spec})
 }
 
-/// Follows a collection until an object, or its going, is what it should be.
+/// Follows a collection until an object, or its deletion, satisfies the test.
 async fn wait_for(world: &World, path: &str, mut seen: impl FnMut(&str, &Value) -> bool) {
     let mut body = world.open(&format!("{path}?watch=1")).await.into_body();
     let mut buffer = Vec::new();
@@ -218,7 +218,8 @@ async fn a_definition_goes_after_its_objects() {
         let frame = body.frame().await.expect("the watch goes on").expect("a frame");
         buffer.push_str(&String::from_utf8_lossy(&frame.into_data().unwrap_or_default()));
     }
-    // The task that follows definitions has this event too; the next definition tells when it is done with it.
+    // The task that follows definitions has this event too; the next definition shows that it is done with
+    // it.
     let mut other = definition(schema());
     other["metadata"]["name"] = "oids.stable.example.com".into();
     other["spec"]["names"] =
@@ -255,7 +256,7 @@ async fn a_server_that_starts_again_serves_what_was_established() {
     let first = World::share(&store).await;
     establish(&first, &definition(schema())).await;
     assert_eq!(first.post(WIDS, &wid("a", json!({}))).await.code, 201);
-    // A second server on the same store is what a restart is to clients.
+    // For clients, a second server on the same store is like a restart.
     let second = World::share(&store).await;
     assert_eq!(second.get(&format!("{WIDS}/a")).await.at("/spec/color"), "red");
     first.stop().await;

@@ -155,7 +155,7 @@ async fn constrained_impersonation_has_limits() {
         // No constrained mode serves these, so it is the old right that is missing.
         assert!(code == 403 && why.contains("\"proxy\" cannot impersonate resource"), "{headers:?} {why}");
     }
-    // These get through, and are refused as whom they became.
+    // These impersonate, and are refused as the impersonated user.
     for headers in [
         &[("impersonate-user", "jane"), ("impersonate-group", "developers")] as &'static [_],
         &[("impersonate-user", "system:serviceaccount:default:a")],

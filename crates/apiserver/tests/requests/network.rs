@@ -23,7 +23,7 @@ use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 use tokio_tungstenite::tungstenite::{self, Message};
 
-/// A server on loopback and what an administrator needs to reach it.
+/// A server on loopback and the administrator's access to it.
 struct Network {
     world: World,
     authority: Authority,
@@ -246,7 +246,7 @@ async fn an_idle_connection_ends_and_a_watch_keeps_one() {
 }
 
 impl Network {
-    /// How the server sees a client with that identity and those headers.
+    /// The server's view of a client with that identity and those headers.
     async fn as_client(&self, identity: Option<&Identity>, headers: &[(&str, &str)]) -> (u16, Value) {
         let ca = self.authority.certificate();
         let mut tls = ferrite_pki::client_config(ca, identity).expect("a configuration");
@@ -306,7 +306,7 @@ async fn front_proxies_say_for_whom_they_ask() {
     assert_eq!((code, &user["username"]), (201, &json!("alice")), "{review}");
     assert_eq!(user["groups"], json!(["staff", "system:authenticated"]));
     assert_eq!(user["extra"], json!({"k": ["v"]}));
-    // The proxy itself is nobody, and neither is a client that only says who it is.
+    // The proxy itself has no user, and a client without a certificate cannot name one.
     assert_eq!(network.as_client(Some(&front), &[]).await.0, 401);
     assert_eq!(network.as_client(Some(&issue(&proxies, "other")), &said).await.0, 401);
     assert_eq!(network.as_client(None, &said).await.0, 403);

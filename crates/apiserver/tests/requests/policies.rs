@@ -77,7 +77,7 @@ fn deployment(name: &str, replicas: i64) -> Value {
         "template": {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"name": "c", "image": "i"}]}}}})
 }
 
-/// The message of a refusal, without what all have in common.
+/// The message of a refusal, without the part that all have in common.
 fn denied(reply: &Reply) -> String {
     let message = reply.at("/message");
     let message = message.as_str().unwrap_or_default();
@@ -459,7 +459,7 @@ async fn mutations_merge_as_an_apply_does() {
     assert_eq!(made.at("/metadata/annotations"), json!({"team": "team-admin", "replicas": "1337"}));
     assert_eq!(made.at("/spec/template/spec/containers/0/env"), json!([{"name": "E", "value": "v"}]));
     assert_eq!(made.at("/spec/template/spec/containers/0/image"), "i");
-    // Nobody owns what a policy sets.
+    // Nobody owns fields that a policy sets.
     let owned = made.at("/metadata/managedFields/0/fieldsV1").to_string();
     assert!(!owned.contains("f:annotations"), "{owned}");
     let again = world.patch("merge", &format!("{DEPLOYMENTS}/a"), &json!({"spec": {"replicas": 2}})).await;

@@ -182,7 +182,7 @@ async fn profiles_are_there_only_if_asked_for() {
     assert_eq!(somebody.get("/debug/pprof/cmdline").await.code, 403);
 }
 
-/// What a document lists and what validation accepts are told by different people: they must agree.
+/// The documents and validation list allowed values separately: they must agree.
 #[tokio::test]
 async fn documents_list_every_value_that_is_accepted() {
     let world = World::start().await;

@@ -134,7 +134,7 @@ async fn what_contradicts_itself_is_refused() {
             "{method} {path}"
         );
     }
-    // Who would have replaced an object of that version makes a new one.
+    // A client that would have replaced an object of that version makes a new one.
     let lease = json!({"metadata": {"name": "new", "resourceVersion": "5"}});
     let path = "/apis/coordination.k8s.io/v1/namespaces/default/leases/new";
     assert_eq!(world.put(path, &lease).await.code, 201);
@@ -216,7 +216,7 @@ async fn a_patch_has_the_shape_of_its_kind() {
     let strict =
         world.send("PATCH", &format!("{MAPS}/a?fieldValidation=Strict"), &merge, twice.as_bytes()).await;
     assert_eq!(strict.code, 422);
-    // What is not there is missed first.
+    // A missing object is reported first.
     let missed = world.send("PATCH", &format!("{MAPS}/b"), &merge, b"[").await;
     assert_eq!(missed.code, 404);
 }

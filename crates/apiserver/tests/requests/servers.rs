@@ -82,7 +82,7 @@ async fn what_one_server_acknowledged_is_seen_by_the_next_request_to_another() {
         let listed = reader.get(&format!("{MAPS}?resourceVersion={}", version.as_str().unwrap())).await;
         assert_eq!(names(&listed.json()), round + 1, "one at least as new as a version waits for it");
 
-        // A change at the other server is made to what the first one wrote.
+        // A change at the other server is applied to the first one's write.
         let patched = reader.patch("merge", &path, &json!({"data": {"n": "2"}})).await;
         assert_eq!(patched.code, 200);
         assert_eq!(writer.get(&path).await.at("/data/n"), "2");
@@ -94,7 +94,7 @@ async fn what_one_server_acknowledged_is_seen_by_the_next_request_to_another() {
         assert_eq!(reader.get(&old).await.code, 200);
     }
 
-    // Both watches have told the same, everything, in order.
+    // Both watches have sent the same events, all of them, in order.
     let mut told = Vec::new();
     for mut body in watches {
         let (mut text, mut seen) = (Vec::new(), Vec::new());

@@ -27,7 +27,7 @@ fn addresses(reply: &Reply) -> Vec<String> {
     texts(&reply.at("/spec/clusterIPs"))
 }
 
-/// Waits until a watch tells of something that came.
+/// Waits until a watch reports an added object.
 async fn next_added(world: &World, watch: &str) {
     let mut events = http_body_util::BodyExt::into_data_stream(world.open(watch).await.into_body());
     let mut seen = String::new();
@@ -72,7 +72,7 @@ async fn a_service_gains_and_loses_its_second_family() {
     let record = world.get(&format!("{ADDRESSES}/{}", both[1])).await;
     assert_eq!(record.at("/metadata/labels/ipaddress.kubernetes.io~1ip-family"), json!("IPv6"));
 
-    // Only a wish for one family lets the second go.
+    // Only a request for a single family removes the second.
     let refused = world.patch("merge", &path, &json!({"spec": {"ipFamilies": ["IPv4"]}})).await;
     assert_eq!(refused.code, 422);
     assert_eq!(
@@ -165,7 +165,7 @@ async fn addresses_come_from_any_range_that_is_ready() {
     assert_eq!(world.patch("merge", &format!("{RANGES}/more/status"), &unready).await.code, 200);
     assert_eq!(world.post(SERVICES, &service("d", json!({"clusterIP": "10.9.0.8"}))).await.code, 422);
     assert_eq!(world.post(SERVICES, &service("d", json!({}))).await.code, 422);
-    // What is given back may be had again.
+    // A returned address may be allocated again.
     assert_eq!(world.delete(&format!("{SERVICES}/a")).await.code, 200);
     assert_eq!(addresses(&world.post(SERVICES, &service("d", json!({}))).await), ["10.0.0.2"]);
 }
@@ -226,7 +226,7 @@ async fn a_port_on_the_nodes_is_one_services() {
         format!("Invalid value: {port}: provided port is already allocated")
     );
 
-    // What becomes of it when its Service needs it no longer.
+    // The port is free again when its Service does not need it any more.
     let plain = json!({"spec": {"type": "ClusterIP"}});
     let path = format!("{SERVICES}/a");
     let changed = world.patch("merge", &path, &plain).await;

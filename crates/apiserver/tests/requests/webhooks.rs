@@ -1,4 +1,4 @@
-//! Admission webhooks: a webhook server on loopback, and what its answers do to requests.
+//! Admission webhooks: a webhook server on loopback, and the effects of its responses on requests.
 
 use crate::hook::*;
 use crate::world::*;
@@ -19,7 +19,7 @@ fn maps(operations: &[&str]) -> Value {
     rule(operations, "", &["configmaps"])
 }
 
-/// A configuration with webhooks, each completed with what all have in common.
+/// A configuration with webhooks, each completed with the common fields.
 fn configuration(kind: &str, name: &str, webhooks: &[Value]) -> Value {
     let complete = |(index, webhook): (usize, &Value)| {
         let mut whole = json!({

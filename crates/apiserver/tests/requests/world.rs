@@ -150,7 +150,7 @@ impl World {
         base64::engine::general_purpose::STANDARD.encode(pem)
     }
 
-    /// A server on a store of one's own, with nothing but what it makes itself.
+    /// A server on a store of one's own, with only its own objects.
     pub async fn start_on(store: Store, serving: Serving) -> Self {
         Self::start_as(store, Config { serving, ..Self::config() }).await
     }

@@ -1,4 +1,4 @@
-//! Which types go together, and what the unknown ones among them are.
+//! Type inference: compatibility of types, and the types of unknowns.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -39,7 +39,8 @@ impl Inference {
         self.journal.push((name.clone(), before));
     }
 
-    /// Is a value of `b` good where `a` is expected? What this tells about unknown types is kept if so.
+    /// Returns true if a value of `b` is good where `a` is expected. Then the inferred types of unknowns
+    /// are kept.
     pub fn assignable(&mut self, a: &Type, b: &Type) -> bool {
         self.attempt(|inference| inference.compare(a, b))
     }
@@ -106,7 +107,8 @@ impl Inference {
         }
     }
 
-    /// May the unknown `name`, which is `variable`, be `of`? Also tells if it was known before.
+    /// Returns true if the unknown `name`, which is `variable`, may be `of`, and true if it was known
+    /// before.
     fn substitution(&mut self, of: &Type, variable: &Type, name: &Arc<str>) -> (bool, bool) {
         if of == variable {
             return (true, true);

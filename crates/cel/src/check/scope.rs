@@ -1,4 +1,4 @@
-//! Names: what an expression may refer to.
+//! Names that an expression may refer to.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;

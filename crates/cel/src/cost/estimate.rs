@@ -67,7 +67,7 @@ pub(super) struct Argument<'e> {
     pub expr: &'e Expr,
 }
 
-/// The cost of a call without that of its arguments, and the size of its result if the rule tells.
+/// The cost of a call without that of its arguments, and the size of its result if the rule has it.
 pub(super) struct CallEstimate {
     pub cost: Range,
     pub result: Option<Range>,

@@ -1,4 +1,5 @@
-//! Costs: what an expression may cost, estimated from its text and the sizes of its variables, and what it does cost.
+//! Costs: the estimated cost of an expression, from its text and the sizes of its variables, and its actual
+//! cost.
 
 mod calls;
 pub(crate) mod estimate;

@@ -4,7 +4,7 @@ use super::{REGEX_FACTOR, STRING_FACTOR, scale};
 use crate::functions::{NamedFormat, traversal};
 use crate::value::Value;
 
-/// How the cost of a call is computed.
+/// The rule for the cost of a call.
 #[derive(Clone, Copy)]
 pub(crate) enum CallCost {
     One,

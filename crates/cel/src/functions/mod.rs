@@ -39,7 +39,7 @@ use crate::value::Value;
 /// A function. It may use up its arguments.
 pub(crate) type Function = for<'a> fn(&mut Memory, &mut [Value<'a>]) -> Result<Value<'a>, EvalError>;
 
-/// A name and what it does.
+/// A name and its function.
 type Entry = (&'static str, Function);
 
 pub(crate) type Args<'a> = Vec<Value<'a>>;

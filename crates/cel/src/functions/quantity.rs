@@ -15,7 +15,7 @@ const NANOS: i128 = 1_000_000_000;
 /// The largest amount: 2^63-1 units.
 const MAX: i128 = (i64::MAX as i128) * NANOS;
 
-/// How an amount was written, which decides how it is printed.
+/// The notation of an amount, which decides how it is printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Format {
     DecimalSi,

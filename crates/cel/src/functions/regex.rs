@@ -1,7 +1,7 @@
 //! Regular expressions, in the syntax of Go.
 //!
 //! The crate `regex` has the same guarantees as Go's package: no backtracking, time linear in the text. Its syntax differs
-//! in details; [`translate`] rewrites a pattern so that it means what it means in Go.
+//! in details; [`translate`] rewrites a pattern so that it has Go's meaning.
 
 use ::regex::{Regex, RegexBuilder};
 

@@ -203,7 +203,7 @@ fn join<'a>(memory: &mut Memory, args: &mut [Value<'a>]) -> Result<'a> {
     Ok(Value::from(joined))
 }
 
-/// A text in quotes, with escapes for what would end it or its line.
+/// A text in quotes, with escapes for characters that would end it or its line.
 fn quote(text: &str) -> String {
     let mut quoted = String::with_capacity(text.len() + 2);
     quoted.push('"');

@@ -122,7 +122,7 @@ impl Url {
         }
         let (scheme, rest) = split_scheme(text).map_err(failed)?;
         url.scheme = scheme.to_ascii_lowercase();
-        // A request has no fragment: it is checked as a part of what it follows, and then left out.
+        // A request has no fragment: it is checked as a part of the preceding component, and then left out.
         if let Some(escape) = rest
             .split_once('?')
             .map_or(rest, |(path, _)| path)

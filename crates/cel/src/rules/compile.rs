@@ -21,7 +21,7 @@ pub struct RuleEnvironment {
 }
 
 impl RuleEnvironment {
-    /// Rules see the variables `self` and `oldSelf` beside what `base` has.
+    /// Rules see the variables `self` and `oldSelf` beside those of `base`.
     pub fn new(base: Environment, per_call_limit: u64) -> Self {
         Self { base, per_call_limit }
     }

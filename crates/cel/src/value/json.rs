@@ -29,7 +29,7 @@ fn go_type(json: &Json) -> &'static str {
 }
 
 impl<'a> Value<'a> {
-    /// The value of `json`: without a schema as JSON alone tells it, with one as its types say.
+    /// The value of `json`: without a schema by JSON's own types, with one by the schema's.
     pub fn from_json(json: &'a Json, schema: Option<&'a Schema>) -> Result<Self, EvalError> {
         match schema {
             Some(schema) => typed(json, schema),
@@ -42,7 +42,7 @@ impl<'a> Value<'a> {
         Self::from_json(json, schema).unwrap_or(Self::Null)
     }
 
-    /// The value as JSON: what an admission policy applies, what a message prints.
+    /// The value as JSON, for the configuration of an admission policy or for a message.
     pub fn to_json(&self) -> Result<Json, EvalError> {
         to_json(self, MAX_JSON_DEPTH, &mut { MAX_JSON_SIZE })
     }

@@ -1,4 +1,4 @@
-//! Values: what variables hold and what expressions yield.
+//! Values of variables and of expressions.
 //!
 //! A value borrows from the object it was made of for `'a`: reading a field of a JSON object copies nothing. A value
 //! that an expression makes owns its parts and shares them.
@@ -55,7 +55,7 @@ pub enum Str<'a> {
     Shared(Arc<str>),
 }
 
-/// A value of a type that has no other form than what its functions tell.
+/// A value of a type whose content is visible only through its functions.
 pub trait Opaque: Send + Sync + fmt::Debug {
     /// The type's name, as `type(value)` gives it.
     fn type_name(&self) -> &'static str;

@@ -18,7 +18,7 @@ fn text<'j>(json: &'j Json, key: &str) -> &'j str {
     json[key].as_str().unwrap_or_default()
 }
 
-/// `environment` with what a case declares.
+/// `environment` with the declarations of a case.
 fn declared(mut environment: Environment, case: &Json) -> Environment {
     environment = environment.with_container(text(case, "container"));
     if case["disable_macros"] == true {

@@ -17,7 +17,7 @@ const SIMILAR_SECONDS: i64 = 600;
 const SPAM_BURST: f64 = 25.0;
 const SPAM_PER_SECOND: f64 = 1.0 / 300.0;
 
-/// What makes events about the same thing, before looking at their message.
+/// The fields that events about the same thing have in common, apart from their message.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct GroupKey {
     component: String,

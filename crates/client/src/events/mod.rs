@@ -1,4 +1,4 @@
-//! Events: what a component tells people about an object.
+//! Events: a component's messages to people about an object.
 
 mod correlator;
 
@@ -76,7 +76,7 @@ pub struct EventRecorder {
 }
 
 impl EventRecorder {
-    /// Tells that `reason` happened to what `regarding` names.
+    /// Records that `reason` happened to the object `regarding`.
     pub fn event(
         &self,
         regarding: &ObjectReference,
@@ -125,7 +125,8 @@ async fn write_all(client: Client, mut occurrences: mpsc::Receiver<Occurrence>) 
     }
 }
 
-/// Whether an event was refused for a reason that is nobody's fault: its namespace is being deleted or is gone.
+/// Returns true if the refusal of an event needs no warning: for example, its namespace is being deleted or
+/// is gone.
 fn is_expected(error: &kube::Error) -> bool {
     is_namespace_terminating(error) || is_not_found(error) || is_already_exists(error)
 }

@@ -1,4 +1,4 @@
-//! One list and watch of a kind, shared by everybody in the process who reads it.
+//! One list and watch of a kind, shared by all its readers in the process.
 //!
 //! An informer keeps the text of each object and decodes it when a reader asks. Recently used objects stay decoded,
 //! up to a fixed number, until the watch has been quiet for a while. One object that cannot be decoded is reported
@@ -45,7 +45,7 @@ impl<K> Change<K> {
     }
 }
 
-/// The state before an update, decoded when a handler first looks into it.
+/// The state before an update, decoded when a handler first reads it.
 #[derive(Debug, Clone)]
 pub struct Old<K> {
     json: Arc<[u8]>,
@@ -74,7 +74,7 @@ impl<K> From<Arc<K>> for Old<K> {
     }
 }
 
-/// Narrows what an informer lists and watches; the default is everything.
+/// Limits the objects that an informer lists and watches; the default is everything.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct ListSelector {
     pub labels: Option<String>,
@@ -267,7 +267,7 @@ impl<K: Object> Informer<K> {
         for object in self.shared.decode(self.shared.store.list()) {
             handler(&Change::Added(object));
         }
-        // Sessions that are over would otherwise keep what their handlers refer to.
+        // Otherwise sessions that are over would keep the values of their handlers alive.
         handlers.handlers.retain(|handler| !handler.has_ended());
         handlers.handlers.push(Handler { call: Box::new(handler), session: self.session.clone() });
     }

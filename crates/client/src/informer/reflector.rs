@@ -22,7 +22,7 @@ use crate::{Backoff, message_of};
 const PAGE: u32 = 500;
 /// The server ends a watch after about this long; a random part keeps the watches of a process apart.
 const WATCH_SECONDS: std::ops::Range<u32> = 200..290;
-/// How much later than promised the server may end a watch before the connection is taken for dead.
+/// Extra time that the server has to end a watch before the client drops the connection.
 const WATCH_GRACE: Duration = Duration::from_secs(30);
 /// A watch that ends sooner and without an event is treated as a failure, or a broken server would be asked
 /// again without pause.
@@ -32,7 +32,7 @@ const QUIET: Duration = Duration::from_secs(5);
 /// A watch event longer than this ends the watch: no object is that large.
 const MAX_EVENT: usize = 64 << 20;
 
-/// Receives what the server has.
+/// Receives the server's objects and changes.
 pub(super) trait Sink: Send + Sync {
     /// Records that `object` exists as it is.
     fn apply(&self, object: RawObject);
@@ -230,7 +230,7 @@ impl Source {
 struct Frames {
     body: Body,
     buffer: BytesMut,
-    /// How much of the buffer is known to hold no end of line.
+    /// Length of the part of the buffer that contains no end of line.
     searched: usize,
 }
 
@@ -261,7 +261,7 @@ impl Frames {
                         self.buffer.extend_from_slice(data);
                     }
                 }
-                // The connection broke: what came before it counts.
+                // The connection broke: the complete events before it count.
                 Some(Err(_)) | None if self.buffer.iter().all(u8::is_ascii_whitespace) => return None,
                 // The last line needs no end of line.
                 Some(Err(_)) => return None,

@@ -10,8 +10,8 @@ use ferrite_json::Text;
 use super::raw::RawObject;
 use crate::{ObjectKey, Uid};
 
-/// How many decoded objects are held besides the text. A reconcile reads the same objects again and again; memory is
-/// for those, not for the ten thousand nobody is looking at.
+/// Most decoded objects held besides the text. A reconcile reads the same objects again and again; memory
+/// is for those, not for the ten thousand that nobody reads.
 pub(super) const DECODED: usize = 1024;
 
 /// A decoded object whose type the informer knows.
@@ -76,7 +76,7 @@ impl Inner {
     }
 }
 
-/// What is held of an object: decoded, or as text with what it takes to keep the decoded form later.
+/// The stored form of an object: decoded, or as text with the data needed to store the decoded form later.
 #[derive(Clone)]
 pub(super) enum Held {
     Decoded(Decoded),
@@ -92,7 +92,7 @@ impl Held {
     }
 }
 
-/// How an object was held before a change.
+/// The stored form of an object before a change.
 pub(super) struct Previous {
     pub(super) held: Held,
     /// False when the object was deleted and made again under the same name.
@@ -178,7 +178,7 @@ impl Store {
         })
     }
 
-    /// Holds `object` in place of what was held under its name.
+    /// Stores `object` in place of the former one of its name.
     pub(super) fn apply(
         &self,
         object: RawObject,

@@ -12,14 +12,14 @@ use tokio::sync::mpsc;
 
 use super::*;
 
-/// What the fake server does with the next request.
+/// The fake server's response to the next request.
 enum Answer {
     List {
         version: &'static str,
         next: Option<&'static str>,
         names: Vec<(&'static str, &'static str)>,
     },
-    /// Frames of a watch; it stays open after them if told so.
+    /// Frames of a watch; with `open` the watch stays open after them.
     Watch {
         frames: Vec<Value>,
         open: bool,

@@ -34,7 +34,7 @@ const NAME: &str = "horizontal-pod-autoscaler-controller";
 /// The name that upstream's events carry.
 const COMPONENT: &str = "horizontal-pod-autoscaler";
 
-/// What the controller remembers of one autoscaler.
+/// The controller's state for one autoscaler.
 #[derive(Debug)]
 struct Known {
     history: History,
@@ -77,11 +77,11 @@ pub(crate) fn start(context: &Context) {
         });
 }
 
-/// A sync never fails: its problems are told in conditions and events, and it is made again in any case.
+/// A sync never fails: it reports problems in conditions and events, and runs again in any case.
 #[derive(Debug, thiserror::Error)]
 enum NoError {}
 
-/// The outcome of a look at an autoscaler: the status to write.
+/// The result of syncing an autoscaler: the status to write.
 struct Outcome {
     status: HorizontalPodAutoscalerStatus,
     /// Told in the log; users see it in events.
@@ -100,7 +100,7 @@ impl Outcome {
 }
 
 impl Autoscalers {
-    /// As upstream: every look is one sync period after what asked for it, and several that ask are one.
+    /// As upstream: every sync is one sync period after its trigger, and several triggers are one.
     fn changed(&self, change: &Change<HorizontalPodAutoscaler>, queue: &WorkQueue<ObjectKey>) {
         let key = ObjectKey::of(&**change.object());
         if matches!(change, Change::Deleted(_)) {

@@ -1,4 +1,4 @@
-//! Stabilisation and limits: how much of a recommendation happens now.
+//! Stabilisation and limits: the part of a recommendation to apply now.
 //!
 //! Pure: the history of an autoscaler and the time are arguments. The time is that since some fixed moment, so that a
 //! change of the system's clock moves nothing.
@@ -144,7 +144,7 @@ fn age(now: Duration, at: Duration) -> Duration {
 }
 
 impl History {
-    /// The first thing that is known of an autoscaler: a restart must not scale down what was just scaled up.
+    /// Begins the history of an autoscaler: a restart must not scale down a target that was just scaled up.
     pub(super) fn begin(&mut self, current: i32, now: Duration) {
         if self.recommendations.is_empty() {
             self.recommendations.push(Recommendation { at: now, replicas: current });

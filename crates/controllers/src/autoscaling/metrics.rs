@@ -19,7 +19,7 @@ use super::pods::{PodMetric, PodMetrics};
 /// The most that a metrics API may answer.
 const LARGEST: usize = 64 << 20;
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// As upstream: the window of custom metrics that tell none.
+/// As upstream: the window of custom metrics that have none.
 const DEFAULT_WINDOW: Duration = Duration::from_secs(60);
 
 /// A metrics API did not give a figure. In upstream's words.
@@ -55,7 +55,7 @@ fn query(parameters: &[(&str, String)]) -> String {
     if set.is_empty() { String::new() } else { format!("?{}", set.join("&")) }
 }
 
-/// The error as upstream's client tells it when the server answers with no Status.
+/// The error as upstream's client words it when the server answers with no Status.
 fn reason(error: &kube::Error, resource: &str) -> String {
     let is_status = |status: &kube::core::Status| status.reason != "Failed to parse error data";
     match error {
@@ -202,7 +202,7 @@ fn timestamp(value: &Value) -> Timestamp {
     value.as_str().and_then(|text| text.parse().ok()).unwrap_or(Timestamp::UNIX_EPOCH)
 }
 
-/// The usage of one pod: none if any of its containers tells none.
+/// The usage of one pod: none if any of its containers has none.
 fn usage_of(item: &Value, resource: &str, container: &str) -> Option<(String, PodMetric)> {
     let containers = item["containers"].as_array().filter(|containers| !containers.is_empty())?;
     let usage = |container: &Value| amount(&container["usage"][resource]);

@@ -1,6 +1,7 @@
 //! The horizontal pod autoscaler: scales targets by the figures of metrics.
 //!
-//! A look at an autoscaler reads the target's scale ([`scale`]), fetches the figures of each metric ([`metrics`]) and
+//! A sync of an autoscaler reads the target's scale ([`scale`]), fetches the figures of each metric
+//! ([`metrics`]) and
 //! turns them into proposals ([`proposal`], with the arithmetic in [`replicas`] and [`pods`]). The highest proposal is
 //! stabilised and limited ([`limits`]), and the scale is written.
 
@@ -24,7 +25,7 @@ use std::time::Duration;
 /// Settings of the horizontal pod autoscaler; the default is upstream's.
 #[derive(Debug, Clone, Copy)]
 pub struct AutoscalingConfig {
-    /// The time between two looks at an autoscaler.
+    /// The time between two syncs of an autoscaler.
     pub sync_period: Duration,
     /// The highest recommendation of this time decides before anything is scaled down.
     pub downscale_stabilization: Duration,
@@ -34,7 +35,7 @@ pub struct AutoscalingConfig {
     pub cpu_initialization_period: Duration,
     /// Changes of readiness so soon after the start are part of the start.
     pub initial_readiness_delay: Duration,
-    /// Autoscalers looked at at once.
+    /// Number of autoscalers synced in parallel.
     pub workers: usize,
 }
 

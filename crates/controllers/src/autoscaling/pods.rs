@@ -1,4 +1,4 @@
-//! The pods of a target: the groups that the arithmetic tells apart, and the resources that they request.
+//! The pods of a target: the groups of the arithmetic, and the resources that they request.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -24,7 +24,7 @@ pub(super) struct PodMetric {
 /// Figures by the names of pods.
 pub(super) type PodMetrics = BTreeMap<String, PodMetric>;
 
-/// How long the CPU usage of a young pod is not taken seriously.
+/// Periods during which the CPU usage of a young pod does not count.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Readiness {
     pub(super) cpu_initialization_period: Duration,
@@ -72,7 +72,7 @@ pub(super) fn group(
     groups
 }
 
-/// Whether a pod is past its start, during which it may use more CPU than it will use later.
+/// Returns true if the pod is past its start, during which it may use more CPU than later.
 fn counts_for_cpu(pod: &Pod, metric: &PodMetric, readiness: Readiness, now: Timestamp) -> bool {
     let started = pod.status.as_ref().and_then(|status| status.start_time.as_ref());
     let (Some(ready), Some(started)) = (pods::condition(pod, "Ready"), started) else { return false };

@@ -35,7 +35,7 @@ pub(super) struct Proposal {
 pub(super) struct Failure {
     /// Of the event and of the condition ScalingActive.
     pub(super) reason: &'static str,
-    /// What the event says; the condition's message contains it.
+    /// The message of the event; the condition's message contains it.
     pub(super) error: ProposalError,
     /// Says which metric it is about.
     prefix: String,
@@ -77,7 +77,7 @@ pub(super) enum ProposalError {
 }
 
 impl ProposalError {
-    /// Whether the metric could not be had, and not its specification be read.
+    /// Returns true if fetching the metric failed, false if the specification is invalid.
     fn is_of_metric(&self) -> bool {
         !matches!(self, Self::NoTarget(..) | Self::UnknownType(_))
     }
@@ -126,7 +126,7 @@ fn quantity(milli: i64) -> Quantity {
     Quantity(Amount::from_milli(milli, Format::DecimalSi).to_string())
 }
 
-/// As upstream: memory is told in powers of two.
+/// As upstream: memory is reported in powers of two.
 fn resource_quantity(resource: &str, milli: i64) -> Quantity {
     let format = if resource == "memory" { Format::BinarySi } else { Format::DecimalSi };
     Quantity(Amount::from_milli(milli, format).to_string())
@@ -151,7 +151,7 @@ fn printed(selector: Option<&meta::LabelSelector>) -> String {
 }
 
 impl Target<'_> {
-    /// What a metric calls for.
+    /// Computes the replica count that a metric calls for.
     pub(super) async fn propose(&self, spec: &MetricSpec) -> Result<Proposal, Failure> {
         let unknown =
             || Failure::new("InvalidMetricSourceType", ProposalError::UnknownType(spec.type_.clone()), "");

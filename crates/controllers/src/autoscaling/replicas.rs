@@ -26,7 +26,7 @@ pub(super) enum CalculationError {
     ReadyPods(#[source] Box<CalculationError>),
 }
 
-/// How far usage may be off its target before anything is scaled.
+/// Allowed deviation of usage from its target before scaling.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Tolerances {
     pub(super) down: f64,

@@ -28,7 +28,7 @@ pub(super) enum ScaleError {
     Form(String),
 }
 
-/// The scale of a target as the server told it.
+/// The scale of a target as the server returned it.
 #[derive(Debug)]
 pub(super) struct Scale {
     path: String,

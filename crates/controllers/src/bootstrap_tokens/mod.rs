@@ -1,5 +1,5 @@
-//! Bootstrap tokens, with which new nodes find and trust the cluster: signatures of what is published for them, and
-//! the removal of tokens whose time is over.
+//! Bootstrap tokens, with which new nodes find and trust the cluster: signatures of the published data, and
+//! the removal of expired tokens.
 
 mod clean;
 mod sign;

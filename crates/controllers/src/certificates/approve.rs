@@ -1,4 +1,4 @@
-//! Approves what nodes may ask for themselves.
+//! Approves certificates that nodes may ask for themselves.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ pub(crate) fn start(context: &Context) {
     });
 }
 
-/// The right that lets a request pass, and what is said then. None when it is not a node's.
+/// The right that lets a request pass, and the message for it. None if it is not a node's.
 fn recognise(request: &CertificateSigningRequest) -> Option<(&'static str, &'static str)> {
     let decided = is_issued(request) || has(request, "Approved") || has(request, "Denied");
     if decided || request.spec.signer_name != KUBELET_CLIENT {

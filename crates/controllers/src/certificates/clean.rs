@@ -11,7 +11,7 @@ use super::{has, is_issued, settled};
 use crate::Context;
 
 const NAME: &str = "certificatesigningrequest-cleaner-controller";
-/// How long a request is kept once it was decided about.
+/// Time that a request is kept after its approval, denial or failure.
 const DECIDED: SignedDuration = SignedDuration::from_hours(1);
 const PENDING: SignedDuration = SignedDuration::from_hours(24);
 
@@ -34,7 +34,7 @@ pub(crate) fn start(context: &Context) {
     });
 }
 
-/// How long a request stays. None when its time is over.
+/// Remaining lifetime of a request; `None` if it is over.
 fn left(request: &CertificateSigningRequest, now: Timestamp) -> Option<Duration> {
     let conditions = request.status.as_ref().and_then(|s| s.conditions.as_deref()).unwrap_or_default();
     let decided = conditions

@@ -57,7 +57,8 @@ fn with_condition(
     request
 }
 
-/// Whether usages are those of a kind of certificate: all that are needed, and none beyond what is allowed.
+/// Returns true if the request has the `needed` usage and no others than the two that every certificate may
+/// have.
 fn usages_are(request: &CertificateSigningRequest, needed: &str) -> bool {
     let usages = request.spec.usages.as_deref().unwrap_or_default();
     usages.iter().any(|u| u == needed)
@@ -102,7 +103,7 @@ fn kubelet_serving_problem(request: &CertificateSigningRequest, wanted: &Request
 fn settled<T>(result: Result<T, kube::Error>, name: &str) -> Result<Option<Duration>, SyncError> {
     match result {
         Ok(_) => Ok(None),
-        // What has changed wakes us again.
+        // A change of the object triggers another sync.
         Err(error) if is_not_found(&error) || is_conflict(&error) => Ok(None),
         Err(error) => Err(error).during(|| format!("write certificate signing request {name}")),
     }

@@ -1,5 +1,5 @@
-//! Approves what nodes of a Ferrite cluster ask for beyond their own client certificate: their serving certificate and the
-//! certificates of the proxy and the DNS server that run on them.
+//! Approves the certificates of nodes of a Ferrite cluster beyond their own client certificate: their
+//! serving certificate and the certificates of the proxy and the DNS server that run on them.
 //!
 //! Upstream approves none of these, so the controller runs only in a cluster whose nodes are ours.
 
@@ -23,7 +23,7 @@ use crate::error::SyncError;
 
 const NAME: &str = "node-certificate-approving-controller";
 
-/// What nodes may be certified as.
+/// Limits for the certificates of nodes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeCertificates {
     /// Users that parts of a node act as. Each has the rights of its part and no more.

@@ -1,4 +1,4 @@
-//! Signs what was approved, if it is what its signer signs.
+//! Signs approved requests that fit their signer.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +24,8 @@ pub struct Signers {
     pub kubelet_serving: Option<Arc<Authority>>,
     pub kubelet_client: Option<Arc<Authority>>,
     pub api_client: Option<Arc<Authority>>,
-    /// Signs anything that was approved. The API takes no new requests for it: what there is comes from older clusters.
+    /// Signs anything that was approved. The API takes no new requests for it: existing ones come from
+    /// older clusters.
     pub legacy_unknown: Option<Arc<Authority>>,
 }
 

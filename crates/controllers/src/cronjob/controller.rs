@@ -1,4 +1,4 @@
-//! Watches CronJobs and their Jobs, and does what [`super::decide`] says.
+//! Watches CronJobs and their Jobs, and carries out the decisions of [`super::decide`].
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +23,7 @@ use crate::error::{During, SyncError};
 const NAME: &str = "cronjob-controller";
 /// Index of Jobs by the UID of their controller.
 const BY_CONTROLLER: &str = "controller";
-/// When to look again at a CronJob whose last write the informer does not show yet.
+/// Delay of the next sync of a CronJob whose last write the informer does not show yet.
 const STALE: Duration = Duration::from_secs(1);
 
 struct CronJobController {

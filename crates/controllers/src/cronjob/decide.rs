@@ -142,7 +142,7 @@ impl<'a> Timing<'a> {
         recent(latest, if missed > MANY_MISSED { Missed::Many } else { Missed::Few })
     }
 
-    /// How long until the next run.
+    /// Time until the next run.
     fn again(&self, now: Timestamp) -> Option<Duration> {
         let after = match self.recent(now, false) {
             None => now,
@@ -161,7 +161,7 @@ fn zone_of(spec: &CronJobSpec) -> Result<Option<TimeZone>, Unusable> {
     Ok(Some(zone))
 }
 
-/// How long until the next run, for a CronJob whose schedule has changed: the new one applies from now on.
+/// Time until the next run of a CronJob whose schedule has changed: the new schedule applies from now on.
 pub(super) fn next_run(
     cron: &CronJob,
     now: Timestamp,

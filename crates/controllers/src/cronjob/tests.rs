@@ -215,7 +215,7 @@ fn a_moved_clock_starts_every_run_once() {
             started.push(at.in_tz(zone).unwrap().strftime("%d %H:%M").to_string());
             cron.status.get_or_insert_default().last_schedule_time = Some(Time(at));
         }
-        // Another look at the same time starts nothing more.
+        // Another sync at the same time starts nothing more.
         let repeated = decide(&cron, now, &TimeZone::UTC).unwrap();
         assert!(matches!(repeated.run, Run::Nothing | Run::Started), "{:?}", repeated.run);
         now += SignedDuration::try_from(decision.again.unwrap()).unwrap();

@@ -1,4 +1,4 @@
-//! Which nodes get a pod, which pods go, and what to report.
+//! Decides which nodes get a pod, which pods go, and the status.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashMap};
@@ -21,7 +21,7 @@ pub(super) enum Reason {
     Failed,
     /// It ended, though daemons should not.
     Succeeded,
-    /// The node should not have it, or not so many.
+    /// The node should have no pod of the set, or fewer.
     Unwanted,
 }
 
@@ -80,7 +80,7 @@ impl<'a> View<'a> {
         is_available(pod, min_ready_seconds(self.set), self.now)
     }
 
-    /// Whether the pod is of the revision in force.
+    /// Returns true if the pod has the current revision.
     pub(super) fn is_updated(&self, pod: &Pod) -> bool {
         let label = |key: &str| pod.metadata.labels.as_ref().and_then(|labels| labels.get(key));
         label(HASH).is_some_and(|hash| hash == self.hash)
@@ -158,7 +158,8 @@ impl<'a> View<'a> {
         surplus
     }
 
-    /// What to report. `observed` is false while earlier changes are not seen: the generation is then not yet acted on.
+    /// The status to report. `observed` is false while earlier changes are not seen: the generation is then
+    /// not yet acted on.
     pub(super) fn status(&self, observed: bool) -> DaemonSetStatus {
         let previous = self.set.status.clone().unwrap_or_default();
         let mut status = DaemonSetStatus {

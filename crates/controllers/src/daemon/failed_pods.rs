@@ -1,5 +1,5 @@
-//! How soon a failed daemon pod may be deleted, which lets a new one come: a pod that fails each time must not be
-//! replaced without end.
+//! Backoff for deleting failed daemon pods. A deletion lets a new pod come; a pod that fails each time must
+//! not be replaced without end.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -42,7 +42,7 @@ impl FailedPods {
         Self { state: Mutex::new(State { entries: HashMap::new(), swept: Instant::now() }) }
     }
 
-    /// Lets one failed pod be deleted, or says how long its deletion must wait.
+    /// Allows the deletion of one failed pod, or returns the delay before it.
     pub(super) fn delete_now(&self, key: FailureKey) -> Result<(), Duration> {
         let now = Instant::now();
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);

@@ -56,7 +56,7 @@ fn max_unavailable(set: &DaemonSet, desired: i32) -> i32 {
     unavailable.map_or(0, |unavailable| scaled(unavailable, desired, true))
 }
 
-/// Whether a node may have two pods of the set at all.
+/// Returns true if a node may have two pods of the set.
 fn allows_surge(set: &DaemonSet) -> bool {
     max_surge(set, 1) > 0
 }

@@ -25,10 +25,10 @@ const TOLERATED: &[(&str, &str)] = &[
     ("node.kubernetes.io/pid-pressure", NO_SCHEDULE),
     ("node.kubernetes.io/unschedulable", NO_SCHEDULE),
 ];
-/// The taint that daemon pods of the node's network tolerate too: they may be what sets the network up.
+/// The taint that daemon pods of the node's network tolerate too: such a pod may set up the network.
 const TOLERATED_ON_HOST_NETWORK: (&str, &str) = ("node.kubernetes.io/network-unavailable", NO_SCHEDULE);
 
-/// What becomes of a DaemonSet's pod on a node.
+/// The decision about a DaemonSet's pod on a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Placement {
     /// A pod should run there.

@@ -1,4 +1,4 @@
-//! Carries out what [`super::decide`] and [`super::rollout`] say.
+//! Carries out the decisions of [`super::decide`] and [`super::rollout`].
 
 use std::collections::HashSet;
 use std::sync::Arc;

@@ -303,7 +303,7 @@ proptest! {
         let mut next_id = 100;
         let mut settled = false;
         for step in order {
-            // The controller acts on what it sees.
+            // The controller acts on the objects that it sees.
             let objects: Vec<_> = pods.iter().map(ModelPod::object).collect();
             let view = View::new(&set, "new", &nodes, &objects, now());
             let mut plan = view.manage();

@@ -40,7 +40,7 @@ fn annotation<'a>(meta: &'a kube::core::ObjectMeta, key: &str) -> Option<&'a str
     meta.annotations.as_ref()?.get(key).map(String::as_str)
 }
 
-/// How far a rolling update may leave the wanted number, in pods.
+/// Limits of a rolling update around the desired number of pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Bounds {
     max_surge: i32,

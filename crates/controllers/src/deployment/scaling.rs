@@ -13,7 +13,7 @@ fn total(sizes: &[Size]) -> i32 {
     sizes.iter().map(|size| size.spec).fold(0, i32::saturating_add)
 }
 
-/// How large the new ReplicaSet may be now, in a rolling update.
+/// The size that a rolling update allows for the new ReplicaSet now.
 pub(super) fn grown(wanted: i32, bounds: Bounds, new: i32, all_specs: i32) -> i32 {
     if new >= wanted {
         return wanted;
@@ -22,8 +22,8 @@ pub(super) fn grown(wanted: i32, bounds: Bounds, new: i32, all_specs: i32) -> i3
     if room <= 0 { new } else { new + room.min(wanted - new) }
 }
 
-/// How large the old ReplicaSets, oldest first, should be now. Pods that are not available anyway go first, then as
-/// many as availability allows.
+/// The sizes that the old ReplicaSets, oldest first, should have now. Unavailable pods go first, then as
+/// many others as availability allows.
 pub(super) fn shrunk(wanted: i32, bounds: Bounds, new: Size, old: &[Size]) -> Vec<i32> {
     let mut sizes: Vec<i32> = old.iter().map(|size| size.spec).collect();
     let least = wanted - bounds.max_unavailable;
@@ -58,7 +58,7 @@ pub(super) struct Share {
 
 /// Spreads a change of the wanted number over several active ReplicaSets in the middle of a rollout, in proportion
 /// to their sizes. `sets` come larger first (ties: newer first when growing, older first when shrinking), and the
-/// largest gets what rounding leaves over.
+/// largest gets the remainder of rounding.
 pub(super) fn proportional(wanted: i32, max_surge: i32, current: i32, sets: &[Share]) -> Vec<i32> {
     let allowed = if wanted > 0 { wanted.saturating_add(max_surge) } else { 0 };
     let to_add = allowed - sets.iter().map(|set| set.spec).sum::<i32>();

@@ -1,4 +1,4 @@
-//! What a Deployment reports, and when it is complete, progressing or stuck.
+//! The status of a Deployment, and the decision if it is complete, progressing or stuck.
 
 use std::time::Duration;
 
@@ -108,7 +108,7 @@ pub(super) fn calculate(
     status
 }
 
-/// Whether every pod runs the present template and is available.
+/// Returns true if every pod runs the current template and is available.
 pub(super) fn is_complete(deployment: &Deployment, status: &DeploymentStatus) -> bool {
     let wanted = replicas(deployment);
     status.updated_replicas.unwrap_or(0) == wanted
@@ -203,7 +203,7 @@ fn replica_failure(sets: &[ReplicaSet], new: Option<&ReplicaSet>) -> Option<Depl
     })
 }
 
-/// When to look again for a deadline that may pass without any event.
+/// Time until the check of a deadline that may pass without any event.
 pub(super) fn deadline_due(
     deployment: &Deployment,
     status: &DeploymentStatus,

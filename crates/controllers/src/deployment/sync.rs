@@ -38,7 +38,7 @@ impl Split {
     }
 }
 
-/// A Deployment and what belongs to it, for the length of one sync.
+/// A Deployment and its objects, for the length of one sync.
 pub(super) struct Rollout<'a> {
     controller: &'a DeploymentController,
     deployment: Deployment,
@@ -109,7 +109,7 @@ impl<'a> Rollout<'a> {
         Split { new: new.map(|index| self.sets[index].clone()), old }
     }
 
-    /// Whether the wanted number changed since the active ReplicaSets were last scaled.
+    /// Returns true if the desired number changed since the active ReplicaSets were last scaled.
     fn is_scaling_event(&self) -> bool {
         let wanted = replicas(&self.deployment);
         self.sets.iter().filter(|set| spec_replicas(set) > 0).any(|set| {

@@ -14,15 +14,15 @@ const ALLOWED: &str = "DisruptionAllowed";
 /// A pod whose eviction was granted but that is still there after this will stay.
 const DELETION_TIMEOUT: SignedDuration = SignedDuration::from_secs(120);
 
-/// What to write, if anything, and when to look again.
+/// The status to write, if it changed, and the time of the next check.
 #[derive(Debug, PartialEq)]
 pub(super) struct Plan {
     pub status: Option<PodDisruptionBudgetStatus>,
     pub recheck: Option<Duration>,
 }
 
-/// The status of a budget for the pods it selects. `expected` is what their workloads want, or why that is not
-/// known.
+/// The status of a budget for the pods it selects. `expected` is the sum of their workloads' sizes, or why
+/// that is not known.
 pub(super) fn decide(
     budget: &PodDisruptionBudget,
     pods: &[Arc<Pod>],
@@ -60,7 +60,7 @@ pub(super) fn decide(
     Plan { status: (status != old).then_some(status), recheck }
 }
 
-/// How many pods are expected and how many must stay well.
+/// The numbers of expected pods and of pods that must stay healthy.
 fn wanted(
     budget: &PodDisruptionBudget,
     pods: usize,
@@ -82,7 +82,7 @@ fn wanted(
     }
 }
 
-/// A number, or so many percent of a whole, rounded up.
+/// A number, or a percentage of `whole`, rounded up.
 fn scaled(value: &IntOrString, whole: i32) -> Result<i32, String> {
     match value {
         IntOrString::Int(number) => Ok(*number),

@@ -1,4 +1,4 @@
-//! What a pod contributes to a Service.
+//! The contribution of a pod to a Service's endpoints.
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ObjectReference, Pod, Service, ServicePort};
@@ -23,7 +23,8 @@ pub(super) fn publishes_not_ready(service: &Service) -> bool {
     service.spec.as_ref().and_then(|spec| spec.publish_not_ready_addresses).unwrap_or(false)
 }
 
-/// Whether the controllers keep the endpoints of this Service: it selects pods, and is not a mere name.
+/// Returns true if the controllers maintain the endpoints of this Service: it selects pods, and is not an
+/// ExternalName.
 pub(super) fn is_managed(service: &Service) -> bool {
     service.spec.as_ref().is_some_and(|spec| {
         spec.selector.as_ref().is_some_and(|selector| !selector.is_empty())
@@ -31,7 +32,7 @@ pub(super) fn is_managed(service: &Service) -> bool {
     })
 }
 
-/// Whether the pod can answer at all: it has an address and has not ended.
+/// Returns true if the pod can be an endpoint: it has an address and has not ended.
 pub(super) fn can_answer(pod: &Pod, include_terminating: bool) -> bool {
     let has_address =
         pod.status.as_ref().is_some_and(|status| status.pod_ip.as_deref().is_some_and(|ip| !ip.is_empty()));

@@ -51,7 +51,8 @@ impl EndpointsController {
         let api: Api<Endpoints> = Api::namespaced(self.client.clone(), &key.namespace);
         let current = self.endpoints.get(&key);
         let Some(service) = self.services.get(&key) else {
-            // Only what this controller made goes with the Service; people may keep Endpoints of their own.
+            // Only Endpoints that this controller made go with the Service; people may keep Endpoints of
+            // their own.
             let ours = current.is_some_and(|current| {
                 current.metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(MANAGED_BY))
             });

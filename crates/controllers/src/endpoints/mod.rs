@@ -1,4 +1,4 @@
-//! Tells who answers for a Service: EndpointSlices, and Endpoints for older clients.
+//! Publishes the endpoints of a Service: EndpointSlices, and Endpoints for older clients.
 
 mod addresses;
 mod legacy;

@@ -1,4 +1,4 @@
-//! Watches every resource, and acts on what the graph and [`super::decide`] say.
+//! Watches every resource, and acts on the graph and on [`super::decide`].
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -33,7 +33,7 @@ const PAGES: [&str; 2] =
 /// Resources that are never collected: events go by their age.
 const IGNORED: &[(&str, &str)] = &[("", "events"), ("events.k8s.io", "events")];
 
-/// How long a discovery that failed waits.
+/// Delay before a failed discovery is repeated.
 const REDISCOVER: Duration = Duration::from_secs(5);
 
 type Metadata = PartialObjectMeta<DynamicObject>;
@@ -61,7 +61,7 @@ struct Monitor {
 pub(crate) fn start(context: &Context) {
     let (client, scope, workers) = (context.client.clone(), context.scope.clone(), context.workers(NAME));
     let pages = context.config.pages.clone();
-    // Kinds come and go with definitions: each change of one is a reason to look what there is.
+    // Kinds come and go with definitions: each change of one triggers a discovery.
     let changed = Arc::new(Notify::new());
     let definitions: Informer<CustomResourceDefinition> = context.informers.get();
     let notify = Arc::clone(&changed);
@@ -139,7 +139,7 @@ async fn run(
 }
 
 impl Collector {
-    /// Watches what is served and ends the watches of what is not any more. Answers the informers that are new.
+    /// Watches served resources and ends the watches of others. Returns the new informers.
     fn follow(self: &Arc<Self>, served: &[Served], scope: &Scope) -> Vec<Informer<Metadata>> {
         let resources = served
             .iter()
@@ -174,7 +174,8 @@ impl Collector {
             }
             let api: Api<Metadata> = Api::all_with(self.client.clone(), resource);
             let scope = scope.child();
-            // Every object of the cluster passes here. The graph keeps what it needs; the informer keeps the names.
+            // Every object of the cluster passes here. The graph keeps the data that it needs; the informer
+            // keeps the names.
             let informer =
                 Informer::start_slim(api, ListSelector::everything(), &scope, |object: &mut Metadata| {
                     let whole = std::mem::take(&mut object.metadata);
@@ -331,7 +332,8 @@ impl Collector {
         Ok(None)
     }
 
-    /// `None` if it cannot be told: a cluster-scoped object cannot have an owner in a namespace.
+    /// The state of an owner. `None` if it is unknowable: a cluster-scoped object cannot have an owner in a
+    /// namespace.
     async fn state_of(
         &self,
         reference: &OwnerReference,

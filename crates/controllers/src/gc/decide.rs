@@ -1,10 +1,10 @@
-//! What becomes of an object, given the state of its owners.
+//! Decides about an object from the state of its owners.
 
 use kube::api::PropagationPolicy;
 
 use super::{FOREGROUND, ORPHAN};
 
-/// What is known of one owner.
+/// The state of one owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Owner {
     /// It exists.

@@ -11,7 +11,7 @@ use super::graph::{Graph, Identity, Node, Uid};
 #[derive(Debug)]
 struct Vertex {
     identity: Identity,
-    /// No watch told of it, and nothing stands in its place.
+    /// No watch has reported it, and no other object has its place.
     missing: bool,
     being_deleted: bool,
     deleting_dependents: bool,

@@ -1,4 +1,4 @@
-//! Who owns whom, by UID, as far as the watches have told.
+//! The graph of owners by UID, as far as the watches have reported it.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -30,11 +30,11 @@ pub(super) struct Node {
     /// It waits, by the foreground finalizer, for dependents that block it.
     pub(super) deleting_dependents: bool,
     orphaning: bool,
-    /// A watch told of it; otherwise only a dependent named it, and it may not exist.
+    /// A watch reported it; otherwise only a dependent named it, and it may not exist.
     pub(super) observed: bool,
 }
 
-/// What a watch told.
+/// An object as a watch reported it.
 #[derive(Debug, Clone)]
 pub(super) struct Observation {
     pub(super) identity: Identity,
@@ -44,7 +44,7 @@ pub(super) struct Observation {
     pub(super) orphan: bool,
 }
 
-/// What is to be looked at after a change.
+/// Objects to process after a change.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Work {
     pub(super) delete: Vec<Uid>,
@@ -96,7 +96,7 @@ impl Graph {
             .collect()
     }
 
-    /// An object exists as told. Even one seen for the first time may already be on its way out.
+    /// Records that an object exists. Even one seen for the first time may already be in deletion.
     pub(super) fn present(&mut self, seen: Observation) -> Work {
         let mut work = Work::default();
         let uid = seen.identity.uid.clone();
@@ -177,7 +177,8 @@ impl Graph {
         work
     }
 
-    /// The owner a reference names. One that no watch told of yet is put in its place, to be verified.
+    /// The owner that a reference names. If no watch has reported it yet, a placeholder is added, to be
+    /// verified.
     fn owner(&mut self, reference: &OwnerReference, dependent: &Identity, work: &mut Work) -> &mut Node {
         self.nodes.entry(reference.uid.clone()).or_insert_with(|| {
             work.delete.push(reference.uid.clone());

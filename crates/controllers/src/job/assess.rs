@@ -1,4 +1,4 @@
-//! The state of a Job and its pods, and whether it has succeeded or failed.
+//! The state of a Job and its pods, and the decision if it has succeeded or failed.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub(super) enum Outcome {
     Failure,
 }
 
-/// How the Job ends.
+/// The end of a Job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Verdict {
     pub(super) outcome: Outcome,
@@ -309,7 +309,7 @@ fn is_index_failed(rules: &Rules<'_>, limit: i32, pod: &Pod) -> bool {
     }
 }
 
-/// How often pods of the index of this one failed before it, ignored failures too.
+/// Number of earlier failed pods of this pod's index, including ignored failures.
 pub(super) fn index_failures(pod: &Pod) -> u32 {
     annotated(pod, INDEX_FAILURES).saturating_add(annotated(pod, INDEX_IGNORED_FAILURES))
 }

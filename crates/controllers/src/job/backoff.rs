@@ -1,4 +1,4 @@
-//! How long a Job waits before it replaces failed pods.
+//! The backoff of a Job before it replaces failed pods.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,13 +39,13 @@ impl BackoffRecord {
         }
     }
 
-    /// How long to wait from now on.
+    /// Remaining delay at `now`.
     pub(super) fn remaining(&self, now: Timestamp) -> Duration {
         self.last_failure.map_or(Duration::ZERO, |last| remaining(self.failures, last, now))
     }
 }
 
-/// How long to wait after so many failures, the last at `last`.
+/// Remaining delay at `now` after `failures` failures, the last of them at `last`.
 pub(super) fn remaining(failures: u32, last: Timestamp, now: Timestamp) -> Duration {
     if failures == 0 {
         return Duration::ZERO;

@@ -252,7 +252,7 @@ fn selector(job: &Job) -> Option<Selector> {
     job.spec.as_ref()?.selector.clone()?.try_into().ok()
 }
 
-/// Writes through the API and tells what it did.
+/// Writes through the API and records events.
 struct Writer {
     client: Client,
     recorder: EventRecorder,

@@ -58,7 +58,7 @@ impl Indexes {
         self.merge(&indexes.into_iter().collect())
     }
 
-    /// How many indexes are in both sets.
+    /// Number of indexes in both sets.
     pub(super) fn overlap(&self, other: &Self) -> usize {
         let (mut mine, mut theirs) = (self.0.iter().peekable(), other.0.iter().peekable());
         let mut common = 0;

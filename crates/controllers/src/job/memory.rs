@@ -30,7 +30,7 @@ impl Memory {
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts a sync: what was remembered of another Job of the same name is dropped.
+    /// Starts a sync: drops the state of another Job of the same name.
     pub(super) fn begin(&self, key: &ObjectKey, job: &Job) {
         let uid = job.metadata.uid.as_deref().map(Uid::from);
         let mut jobs = self.lock();

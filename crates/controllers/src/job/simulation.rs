@@ -54,7 +54,7 @@ struct Server {
     version: u64,
     faults: VecDeque<Fault>,
     crashed: bool,
-    /// How many creations the informers have not shown.
+    /// Number of created pods that the informers have not shown yet.
     undelivered: usize,
     /// UIDs of pods that are in one of the counters.
     counted: HashSet<String>,

@@ -1,4 +1,4 @@
-//! Does what [`super::plan`] and [`super::tracking`] decide.
+//! Carries out the decisions of [`super::plan`] and [`super::tracking`].
 
 use std::future::Future;
 use std::sync::Arc;
@@ -42,7 +42,7 @@ pub(super) struct Seen {
     pub(super) satisfied: bool,
 }
 
-/// Brings the pods and the status of a Job in line. Returns when to look again without an event.
+/// Brings the pods and the status of a Job in line. Returns the delay of the next sync without an event.
 pub(super) async fn sync<W: Writes>(
     writes: &W,
     memory: &Memory,

@@ -126,7 +126,8 @@ impl Assessment<'_> {
         failed && !awaits_replacement()
     }
 
-    /// Adds the condition that comes before `Failed` or `Complete`: what the pods say is lost with their finalizers.
+    /// Adds the condition that comes before `Failed` or `Complete`: pods lose their results with their
+    /// finalizers.
     fn announce(&mut self, now: Timestamp) -> bool {
         let Some(verdict) = self.verdict.as_mut().filter(|verdict| !verdict.announced) else { return false };
         verdict.announced = true;

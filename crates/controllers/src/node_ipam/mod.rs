@@ -38,7 +38,7 @@ pub(crate) fn start(context: &Context) {
 
 struct Ipam {
     cidrs: NodeCidrs,
-    /// Filled by the first sync, when all nodes are known: what they have is occupied before anything is given.
+    /// Filled by the first sync, when all nodes are known: their ranges are occupied before any allocation.
     pool: Mutex<Option<Pool>>,
     nodes: Informer<Node>,
     queue: Arc<WorkQueue<ObjectKey>>,
@@ -103,7 +103,7 @@ enum Step {
     Give(Vec<Cidr>),
 }
 
-/// What a node has already. A text that is no range occupies nothing.
+/// The ranges that a node has already. An invalid text occupies nothing.
 fn pod_cidrs(node: &Node) -> Vec<Cidr> {
     let Some(spec) = &node.spec else { return Vec::new() };
     let all = spec.pod_cidrs.as_deref().unwrap_or_default();
@@ -120,7 +120,7 @@ async fn give(client: &Client, name: &str, cidrs: &[Cidr]) -> Result<Option<Dura
     let api: Api<Node> = Api::all(client.clone());
     match api.patch(name, &PatchParams::default(), &Patch::Strategic(patch)).await {
         Ok(_) => Ok(None),
-        // The deletion wakes us again and releases what the node was to get.
+        // The deletion wakes us again and releases the node's new range.
         Err(error) if is_not_found(&error) => Ok(None),
         Err(error) => Err(error).during(|| format!("give node {name} the pod CIDR {}", texts.join(","))),
     }

@@ -48,7 +48,7 @@ impl NodeCidrs {
         Ok(Self { ranges, reserved: Vec::new(), first: None })
     }
 
-    /// Gives no node what overlaps with these ranges.
+    /// Gives no node a range that overlaps with these.
     #[must_use]
     pub fn without(mut self, reserved: Vec<Cidr>) -> Self {
         self.reserved = reserved;
@@ -127,10 +127,10 @@ impl Range {
 pub(super) struct Pool {
     ranges: Vec<Range>,
     first: Option<String>,
-    /// What a node has, or is about to get: a retry gives it the same.
+    /// The ranges that a node has, or is about to get: a retry gives it the same.
     held: BTreeMap<String, Vec<Cidr>>,
-    /// What nodes had that are gone. A node that comes back, as a deleted object of a node that lives does, has pods with
-    /// addresses of it.
+    /// The ranges of deleted nodes. If only the Node object was deleted while the node lives, its pods
+    /// still have addresses from them; the node gets them back when it returns.
     last: BTreeMap<String, Vec<Cidr>>,
     /// Nodes that found no CIDR left.
     waiting: BTreeSet<String>,
@@ -183,7 +183,8 @@ impl Pool {
         self.ranges.iter().map(|range| range.free().ok_or(Exhausted(range.cidr))).collect()
     }
 
-    /// The node has these CIDRs, whoever gave them to it. Those outside of the ranges are nobody's business.
+    /// Records that the node has these CIDRs, whatever their origin. CIDRs outside of the ranges are
+    /// ignored.
     pub(super) fn occupy(&mut self, node: &str, cidrs: &[Cidr]) {
         if self.held.get(node).is_some_and(|held| held == cidrs) {
             return;
@@ -230,7 +231,7 @@ impl Pool {
         Ok(cidrs)
     }
 
-    /// The node is gone. Answers the nodes that wait for a CIDR.
+    /// The node is gone. Returns the nodes that wait for a CIDR.
     pub(super) fn release(&mut self, node: &str) -> Vec<String> {
         self.waiting.remove(node);
         let Some(cidrs) = self.forget(node) else { return Vec::new() };

@@ -1,4 +1,4 @@
-//! What a node says of itself, and what is said of it when it no longer does.
+//! The conditions that a node reports, and those that the controller sets when the node is silent.
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, NodeCondition};

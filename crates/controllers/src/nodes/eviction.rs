@@ -78,7 +78,7 @@ fn tolerations(pod: &Pod) -> &[Toleration] {
     pod.spec.as_ref().and_then(|spec| spec.tolerations.as_deref()).unwrap_or_default()
 }
 
-/// How long a pod may stay.
+/// The time that a pod may stay.
 #[derive(Debug, PartialEq, Eq)]
 enum Stay {
     ForEver,

@@ -105,7 +105,7 @@ impl Monitor {
         {
             let mut signs = self.signs();
             let known = signs.entry(key.name.to_string()).or_insert_with(Signs::now);
-            // What this controller writes about a silent node is no sign of life.
+            // The controller's own write about a silent node is no heartbeat.
             if readiness(node) != Readiness::Unknown && known.heartbeat != heartbeat {
                 known.heartbeat = heartbeat;
                 known.seen = Instant::now();
@@ -114,7 +114,7 @@ impl Monitor {
         if let Change::Updated { old, new } = change
             && readiness(old) != readiness(new)
         {
-            // How fast others may be evicted depends on it.
+            // The allowed rate of evictions depends on it.
             for other in self.nodes.list() {
                 if taints::wants_eviction(&other) {
                     self.queue.add(ObjectKey::of(&*other));

@@ -1,4 +1,4 @@
-//! What happens to nodes that fall silent, and to the pods on them.
+//! Handling of nodes that fall silent, and of the pods on them.
 
 mod conditions;
 mod eviction;

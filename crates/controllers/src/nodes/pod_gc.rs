@@ -23,7 +23,7 @@ const NAME: &str = "pod-garbage-collector-controller";
 const QUARANTINE: Duration = Duration::from_secs(40);
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 
-/// What may need cleaning.
+/// A candidate for cleaning up.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Task {
     /// A node that seems to be gone.

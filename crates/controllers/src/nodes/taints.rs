@@ -28,7 +28,7 @@ fn readiness_key(node: &Node) -> Option<&'static str> {
     }
 }
 
-/// Whether the node should get a NoExecute taint that it does not have: that is the one which is rationed.
+/// Returns true if the node should get a NoExecute taint that it lacks: only this taint is rate-limited.
 pub(super) fn wants_eviction(node: &Node) -> bool {
     let held = node.spec.as_ref().and_then(|spec| spec.taints.as_deref()).unwrap_or_default();
     readiness_key(node).is_some()

@@ -1,4 +1,5 @@
-//! How fast silent nodes may lose their pods: slowly, and not at all when it is probably we who are cut off.
+//! Limits the rate at which silent nodes lose their pods: slow, and zero when probably our own network is
+//! cut off.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +22,7 @@ impl Default for EvictionRates {
     }
 }
 
-/// A zone's nodes: how many answer and how many do not.
+/// The numbers of a zone's nodes that answer and that do not.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Zone {
     pub(super) ready: usize,

@@ -1,4 +1,4 @@
-//! How many pods to make, which to remove, and what to report.
+//! Decides the number of pods to create, the pods to delete, and the status.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashMap};
@@ -16,7 +16,7 @@ pub(super) const BURST: usize = 500;
 
 const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
 
-/// What to do about the number of pods.
+/// The change of the number of pods.
 #[derive(Debug)]
 pub(super) enum Plan {
     Nothing,
@@ -108,14 +108,14 @@ fn restarts(pod: &Pod) -> i32 {
     statuses.map(|status| status.restart_count).max().unwrap_or(0)
 }
 
-/// What the owner's pods amount to.
+/// The pods of an owner and the inputs of its status.
 pub(super) struct Observed<'a> {
     pub(super) previous: &'a ReplicaSetStatus,
     pub(super) generation: Option<i64>,
     pub(super) template_labels: Option<&'a BTreeMap<String, String>>,
     pub(super) min_ready_seconds: i32,
     pub(super) active: &'a [Arc<Pod>],
-    /// How many more are on their way out.
+    /// Number of further pods in deletion.
     pub(super) terminating: Option<usize>,
     /// Why making (`Create`) or removing (`Delete`) pods failed in this sync.
     pub(super) failure: Option<(Failure, String)>,
@@ -176,7 +176,7 @@ fn conditions(observed: &Observed<'_>, now: Timestamp) -> Option<Vec<ReplicaSetC
     Some(conditions).filter(|conditions| !conditions.is_empty())
 }
 
-/// Whether the pod became ready between the two versions.
+/// Returns true if the pod became ready between the two versions.
 pub(super) fn became_ready(old: &Pod, new: &Pod) -> bool {
     let ready = |pod: &Pod| condition(pod, "Ready").is_some_and(|c| c.status == "True");
     !ready(old) && ready(new)

@@ -1,4 +1,4 @@
-//! Watches owners and pods, and does what [`super::decide`] says.
+//! Watches owners and pods, and carries out the decisions of [`super::decide`].
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +21,7 @@ use crate::pod_control;
 use crate::pods::{self, BY_CONTROLLER, BY_LABEL, is_active, is_finished, is_terminating};
 use ferrite_client::{claim_all, controller_of};
 
-/// Index of owners by the UID of what controls them.
+/// Index of owners by the UID of their controllers.
 const BY_PARENT: &str = "parent";
 
 struct Manager<O: Replicated> {

@@ -1,4 +1,4 @@
-//! Keeps the number of pods of a ReplicaSet or ReplicationController at what it asks for.
+//! Keeps the number of pods of a ReplicaSet or ReplicationController at the desired one.
 
 mod decide;
 mod kinds;

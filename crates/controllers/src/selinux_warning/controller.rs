@@ -1,4 +1,4 @@
-//! The part of the selinux-warning controller that watches and tells.
+//! The part of the selinux-warning controller that watches and reports.
 
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;

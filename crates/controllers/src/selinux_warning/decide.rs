@@ -79,7 +79,7 @@ fn fibre_channel(source: &FCVolumeSource) -> Option<String> {
     }
 }
 
-/// The label and the way in which the volume gets it. `mountable` says whether the volume can be mounted with a label.
+/// The label and the way in which the volume gets it. `mountable`: the volume can be mounted with a label.
 pub(super) fn effective(pod: &Pod, label: String, mountable: bool) -> (String, Policy) {
     let context = pod.spec.as_ref().and_then(|spec| spec.security_context.as_ref());
     let asked = context.and_then(|context| context.se_linux_change_policy.as_deref());

@@ -44,7 +44,7 @@ impl Property {
     }
 }
 
-/// A conflict, told to `pod`. There is another for the other pod.
+/// A conflict to report for `pod`. There is another for the other pod.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Conflict {
     pub(super) property: Property,
@@ -115,7 +115,7 @@ impl Volumes {
         users.driver = driver.map(str::to_owned);
         let used = Use { label: label.to_owned(), policy };
         if users.pods.get(pod) == Some(&used) {
-            // All its conflicts were told when that became so.
+            // All its conflicts were reported when it entered this state.
             return Changes::default();
         }
         users.pods.insert(pod.clone(), used.clone());

@@ -39,7 +39,7 @@ struct Balancer {
     services: Informer<Service>,
     nodes: Informer<Node>,
     slices: Informer<EndpointSlice>,
-    /// None before the first reconcile, which reads who holds what.
+    /// None before the first reconcile, which reads the present owners.
     ports: Mutex<Option<Ports>>,
     queue: Arc<WorkQueue<ObjectKey>>,
     recorder: EventRecorder,
@@ -127,7 +127,7 @@ impl Balancer {
         self.ports.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives back what the Service held; somebody may wait for it.
+    /// Releases the Service's ports; another Service may wait for them.
     fn release(&self, key: &ObjectKey) {
         if self.ports().as_mut().is_some_and(|ports| ports.release(key)) {
             self.wake_all();
@@ -238,7 +238,7 @@ impl Balancer {
         services.sort_by_key(|service| service.metadata.creation_timestamp.as_ref().map(|time| time.0));
         let mut held = Ports::default();
         for service in services {
-            // One that lost is told in its own turn.
+            // A Service that loses gets its error when it is synced itself.
             let _ = held.claim(&ObjectKey::of(&*service), &ports(&service));
         }
         held

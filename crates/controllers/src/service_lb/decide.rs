@@ -101,8 +101,9 @@ fn local_nodes(slices: &[Arc<EndpointSlice>]) -> BTreeSet<&str> {
     nodes(|endpoint| endpoint.conditions.as_ref().and_then(|c| c.serving) == Some(true))
 }
 
-/// True for an address that traffic from outside may have as its destination, and that no other node claims. A kubelet
-/// writes the addresses of its node, and the proxies of all nodes take what is sent to those of a load balancer.
+/// True for an address that traffic from outside may have as its destination, and that no other node
+/// claims. A kubelet writes the addresses of its node, and the proxies of all nodes accept traffic to the
+/// addresses of a load balancer.
 fn is_believable(address: IpAddr, nodes: &[Arc<Node>]) -> bool {
     let special = match address {
         IpAddr::V4(v4) => v4.is_link_local() || v4.is_broadcast(),
@@ -112,8 +113,8 @@ fn is_believable(address: IpAddr, nodes: &[Arc<Node>]) -> bool {
     !special && !address.is_loopback() && !address.is_unspecified() && !address.is_multicast() && claims == 1
 }
 
-/// The addresses that the Service gets, in the order of its families and of the nodes' names. `is_taken` says whether a
-/// Service has an address as its own.
+/// The addresses that the Service gets, in the order of its families and of the nodes' names. `is_taken`
+/// returns true if a Service has an address as its own.
 pub(super) fn ingress(
     service: &Service,
     nodes: &[Arc<Node>],

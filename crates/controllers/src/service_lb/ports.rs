@@ -1,5 +1,5 @@
 //! Assigns ports of the nodes' addresses to Services. All load balancers share those addresses with each other and with the nodes
-//! themselves: a port goes to the first Service that asks, and never from somebody who uses it already.
+//! themselves: a port goes to the first Service that asks, and is never taken from its present user.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -30,7 +30,7 @@ pub(super) enum PortTaken {
     Node { port: Port, user: &'static str },
 }
 
-/// Ports that nodes use themselves: a Service that had one would receive what is meant for the node.
+/// Ports that nodes use themselves: a Service with one would receive the node's traffic.
 const OF_NODES: &[(&str, std::ops::RangeInclusive<i32>, &str)] = &[
     ("TCP", 22..=22, "remote access to the node"),
     ("TCP", 53..=53, "cluster DNS"),

@@ -14,7 +14,7 @@ use super::identity::{
 use super::name;
 use crate::error::{During, SyncError};
 
-/// What was done to a pod or claim; names the reasons of events.
+/// The action on a pod or claim; part of the reasons of events.
 #[derive(Debug, Clone, Copy)]
 enum Verb {
     Create,

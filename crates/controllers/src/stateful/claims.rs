@@ -31,7 +31,7 @@ fn policy(set: &StatefulSet) -> Policy {
     }
 }
 
-/// Whether the reference is to an object of this kind and name, of whatever UID.
+/// Returns true if the reference names an object of this kind and name, whatever its UID.
 fn names<K: Resource<DynamicType = ()>>(reference: &OwnerReference, owner: &K) -> bool {
     reference.api_version == K::api_version(&())
         && reference.kind == K::kind(&())
@@ -46,17 +46,20 @@ fn references(claim: &PersistentVolumeClaim) -> &[OwnerReference] {
     claim.metadata.owner_references.as_deref().unwrap_or_default()
 }
 
-/// Whether the claim belongs to a predecessor of the same name: the garbage collector will delete it.
+/// Returns true if the claim belongs to a predecessor of the same name: the garbage collector will delete
+/// it.
 fn is_of_predecessor<K: Resource<DynamicType = ()>>(claim: &PersistentVolumeClaim, owner: &K) -> bool {
     references(claim).iter().find(|reference| names(reference, owner)).is_some_and(|held| !is_to(held, owner))
 }
 
-/// Whether the claim is about to be deleted with an earlier pod of the same name. A new pod must wait for that.
+/// Returns true if the claim is about to be deleted with an earlier pod of the same name. A new pod must
+/// wait for that.
 pub(super) fn is_stale(set: &StatefulSet, pod: &Pod, claim: &PersistentVolumeClaim) -> bool {
     policy(set).delete_when_scaled && is_of_predecessor(claim, pod)
 }
 
-/// Whether something else than the set and the pod controls the claim. Its retention is then not the set's affair.
+/// Returns true if an object other than the set and the pod controls the claim. Then the set does not
+/// manage its retention.
 pub(super) fn has_other_controller(set: &StatefulSet, pod: &Pod, claim: &PersistentVolumeClaim) -> bool {
     let policy = policy(set);
     if !policy.delete_when_scaled && !policy.delete_when_deleted {

@@ -30,11 +30,12 @@ pub(super) enum Action {
 /// The changes for one pod, in order.
 pub(super) type Work = Vec<Action>;
 
-/// What to do. The stages follow one another; the works of one stage may be done side by side if the set is parallel.
+/// The actions. Stages run one after another; the actions of one stage may run in parallel if the set is
+/// parallel.
 #[derive(Debug, Default)]
 pub(super) struct Plan {
     pub(super) stages: Vec<Vec<Work>>,
-    /// A pod waits until the claim of its predecessor is deleted, of which no change of a pod tells.
+    /// A pod waits until the claim of its predecessor is deleted. No change of a pod reports that.
     pub(super) waits_for_claim: bool,
     /// The last stage deletes a pod so that one of the update revision takes its place.
     pub(super) replaces_pod: bool,
@@ -69,7 +70,7 @@ enum Replica {
     Missing { ordinal: i32 },
 }
 
-/// Whether later pods must wait for this one.
+/// True if later pods must wait for this one.
 type Blocks = bool;
 
 impl<'a> View<'a> {
@@ -219,12 +220,12 @@ impl<'a> View<'a> {
         names.map(|(_, name)| (self.claims)(&name))
     }
 
-    /// Whether the claims that exist have the owners that the retention policy asks for.
+    /// Returns true if the existing claims have the owners that the retention policy asks for.
     fn claims_match(&self, pod: &Pod) -> bool {
         self.claims_of(pod).flatten().all(|claim| wanted_owners(self.set, pod, &claim).is_none())
     }
 
-    /// Whether all claims exist, to stay, with the right owners.
+    /// Returns true if all claims exist, are not being deleted and have the right owners.
     fn claims_complete(&self, pod: &Pod) -> bool {
         let live = |claim: &PersistentVolumeClaim| claim.metadata.deletion_timestamp.is_none();
         self.claims_of(pod).all(|claim| claim.is_some_and(|claim| live(&claim))) && self.claims_match(pod)

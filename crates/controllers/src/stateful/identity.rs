@@ -60,7 +60,7 @@ pub(super) fn claims(set: &StatefulSet, ordinal: i32) -> Vec<PersistentVolumeCla
     made.collect()
 }
 
-/// Whether name and labels are those of a pod of the set.
+/// Returns true if name and labels are those of a pod of the set.
 pub(super) fn identity_matches(set: &StatefulSet, pod: &Pod) -> bool {
     ordinal(set, pod).is_some()
         && pod.metadata.namespace == set.metadata.namespace
@@ -77,7 +77,7 @@ pub(super) fn update_identity(set: &StatefulSet, pod: &mut Pod, ordinal: i32) {
     pod.metadata.namespace = set.metadata.namespace.clone();
 }
 
-/// Whether the pod mounts its claim for each template of the set.
+/// Returns true if the pod mounts its claim for each template of the set.
 pub(super) fn storage_matches(set: &StatefulSet, pod: &Pod, ordinal: i32) -> bool {
     let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_deref()).unwrap_or_default();
     claim_names(set, ordinal).all(|(template, claim)| {

@@ -32,13 +32,13 @@ fn start_ordinal(set: &StatefulSet) -> i32 {
     ordinals.and_then(|ordinals| ordinals.start).unwrap_or(0).max(0)
 }
 
-/// Whether the set should have a pod of this ordinal.
+/// Returns true if the set should have a pod of this ordinal.
 fn in_range(set: &StatefulSet, ordinal: i32) -> bool {
     let start = start_ordinal(set);
     ordinal >= start && i64::from(ordinal) < i64::from(start) + i64::from(replicas(set))
 }
 
-/// Whether pods are created and deleted without waiting for one another.
+/// Returns true if pods are created and deleted without waiting for one another.
 fn is_parallel(set: &StatefulSet) -> bool {
     set.spec.as_ref().and_then(|spec| spec.pod_management_policy.as_deref()) == Some("Parallel")
 }

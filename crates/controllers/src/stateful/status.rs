@@ -1,4 +1,4 @@
-//! What to report of a StatefulSet.
+//! The status of a StatefulSet.
 
 use std::time::Duration;
 
@@ -65,7 +65,7 @@ impl View<'_> {
     }
 }
 
-/// Whether `status` says anything that the set's status does not. A number that is absent is zero.
+/// Returns true if `status` differs from the set's status. An absent number is zero.
 pub(super) fn differs(set: &StatefulSet, status: &StatefulSetStatus) -> bool {
     let key = |status: &StatefulSetStatus| {
         let numbers = [

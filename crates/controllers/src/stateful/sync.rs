@@ -26,7 +26,7 @@ const BATCH: usize = 500;
 const HISTORY_LIMIT: i32 = 10;
 /// Names tried for a revision in one sync.
 const MOST_COLLISIONS: i32 = 50;
-/// How often a claim that must be deleted first is looked for.
+/// Interval between checks for a claim that must be deleted first.
 const CLAIM_CHECK: Duration = Duration::from_secs(1);
 
 /// The revisions of a set that matter now.
@@ -225,8 +225,8 @@ impl StatefulSetController {
     }
 }
 
-/// Whether the template of `revision` means the same as `template` once the server has filled in defaults. A revision
-/// stored before a field had a default is not a change of the template.
+/// Returns true if the template of `revision` equals `template` once the server has filled in defaults. A
+/// revision stored before a field had a default is not a change of the template.
 fn restores(set: &StatefulSet, revision: &ControllerRevision, template: &PodTemplateSpec) -> bool {
     let Some(stored) = history::template_of(revision) else { return false };
     let mut restored = set.clone();

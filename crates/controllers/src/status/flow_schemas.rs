@@ -1,4 +1,4 @@
-//! Whether the priority level a FlowSchema names exists.
+//! Reports if the priority level that a FlowSchema names exists.
 
 use std::sync::Arc;
 

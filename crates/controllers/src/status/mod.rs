@@ -1,4 +1,4 @@
-//! What upstream's API server writes into the status of its own configuration objects.
+//! Controllers for the statuses that upstream's API server writes into its own configuration objects.
 
 pub(crate) mod flow_schemas;
 pub(crate) mod policies;

@@ -1,4 +1,4 @@
-//! Says of claims that grow who must grow them.
+//! Records which component must grow a claim.
 //!
 //! Upstream's controller grows volumes of plugins that are built into it. No such plugin is left that a node of ours
 //! mounts, so every volume is grown by the driver's own resizer, and the claim says that it waits for it.
@@ -47,7 +47,7 @@ pub(crate) fn start(context: &Context) {
         .run_with(controller.clone(), |controller, key| async move { controller.sync(&key) });
 }
 
-/// Tells whether the claim wants more than it has.
+/// Returns true if the claim wants more than it has.
 fn must_grow(claim: &PersistentVolumeClaim, volume: &PersistentVolume) -> bool {
     let bound = claim_ref(volume).is_some_and(|reference| ref_uid(reference) == uid(&claim.metadata));
     let larger = claim_capacity(claim).is_none_or(|capacity| requested(claim) > capacity);

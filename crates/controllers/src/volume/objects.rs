@@ -1,4 +1,4 @@
-//! What claims, volumes and classes say, in one place: annotations, classes, sizes, references.
+//! Accessors for claims, volumes and classes: annotations, classes, sizes, references.
 
 use std::collections::BTreeMap;
 
@@ -79,7 +79,7 @@ pub(crate) fn claim_class(claim: &PersistentVolumeClaim) -> &str {
         .unwrap_or_default()
 }
 
-/// Tells whether a claim names a class, the empty one included.
+/// Returns true if a claim names a class, the empty one included.
 pub(crate) fn has_class(claim: &PersistentVolumeClaim) -> bool {
     annotation(&claim.metadata, BETA_CLASS).is_some()
         || claim.spec.as_ref().is_some_and(|spec| spec.storage_class_name.is_some())
@@ -113,7 +113,7 @@ pub(crate) fn ref_uid(reference: &ObjectReference) -> &str {
     reference.uid.as_deref().unwrap_or_default()
 }
 
-/// Tells whether a volume is bound to the claim or reserved for it.
+/// Returns true if a volume is bound to the claim or reserved for it.
 pub(crate) fn is_bound_to(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {
     claim_ref(volume).is_some_and(|reference| {
         let uid = ref_uid(reference);
@@ -139,13 +139,13 @@ pub(crate) fn same_mode(claim: &PersistentVolumeClaimSpec, volume: &PersistentVo
     claim.volume_mode.as_deref().unwrap_or(FILESYSTEM) == volume.volume_mode.as_deref().unwrap_or(FILESYSTEM)
 }
 
-/// Tells whether the volume has every access mode that the claim asks for.
+/// Returns true if the volume has every access mode that the claim asks for.
 pub(crate) fn has_access_modes(claim: &PersistentVolumeClaimSpec, volume: &PersistentVolumeSpec) -> bool {
     let offered = volume.access_modes.as_deref().unwrap_or_default();
     claim.access_modes.iter().flatten().all(|mode| offered.contains(mode))
 }
 
-/// Tells whether claims of the class wait for their first pod.
+/// Returns true if claims of the class wait for their first pod.
 pub(crate) fn waits_for_consumer(class: &StorageClass) -> bool {
     class.volume_binding_mode.as_deref() == Some("WaitForFirstConsumer")
 }
@@ -189,7 +189,7 @@ pub(crate) fn claim_index(pod: &Pod) -> Vec<String> {
     claim_keys(pod).iter().map(ToString::to_string).collect()
 }
 
-/// Tells whether a pod has ended.
+/// Returns true if a pod has ended.
 pub(crate) fn is_terminated(pod: &Pod) -> bool {
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
     matches!(phase, Some("Succeeded" | "Failed"))

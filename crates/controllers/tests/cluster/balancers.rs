@@ -133,7 +133,7 @@ async fn nobody_takes_a_port_from_another_service_or_from_the_nodes() {
         cluster.create::<Service>("other", service(name, json!({"ports": [{"port": port}]}))).await;
         cluster.refused(name, why).await;
     }
-    // An edit does not get it either: the Service loses what it had.
+    // An edit does not get it either: the Service loses its former address.
     cluster.create::<Service>("other", service("third", json!({"ports": [{"port": 81}]}))).await;
     cluster.balanced("third", &["192.0.2.1"]).await;
     let patch = Patch::Merge(json!({"spec": {"ports": [{"port": 80}]}}));

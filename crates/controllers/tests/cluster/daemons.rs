@@ -20,7 +20,7 @@ fn image(image: &str) -> Value {
     json!({"spec": {"template": {"spec": {"containers": [{"name": "c", "image": image}]}}}})
 }
 
-/// Whether every eligible node runs the present template, as `kubectl rollout status` tells.
+/// Returns true if every eligible node runs the current template, by the rules of `kubectl rollout status`.
 fn is_complete(set: &DaemonSet, nodes: i32) -> bool {
     let Some(status) = &set.status else { return false };
     status.observed_generation == set.metadata.generation

@@ -108,7 +108,7 @@ async fn claims_are_made_from_templates_and_end_with_their_pods() {
         })
         .await;
 
-    // The pod is scheduled: what is allocated is reserved for it, and released when it is done.
+    // The pod is scheduled: the allocated devices are reserved for it, and released when it is done.
     let name = b.metadata.name.clone().unwrap();
     cluster.allocate(&name, json!([])).await;
     cluster.claim(&name, |claim| consumers(claim) == ["p"]).await;

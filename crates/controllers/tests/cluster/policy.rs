@@ -239,7 +239,7 @@ async fn expressions_of_policies_are_checked_against_the_kinds_they_match() {
     for object in objects {
         policies.create(&PostParams::default(), &ferrite_json::from_value(object).unwrap()).await.unwrap();
     }
-    // What a policy's status warns of, once it is written.
+    // The warnings in a policy's status, once it is written.
     let warnings = |name: &'static str| {
         move |all: &[Arc<ValidatingAdmissionPolicy>]| {
             let policy = all.iter().find(|policy| policy.metadata.name.as_deref() == Some(name))?;

@@ -26,7 +26,7 @@ fn image(image: &str) -> Value {
     json!({"spec": {"template": {"spec": {"containers": [{"name": "c", "image": image}]}}}})
 }
 
-/// Whether all pods run the present template, as `kubectl rollout status` tells.
+/// Returns true if all pods run the current template, by the rules of `kubectl rollout status`.
 fn is_complete(set: &StatefulSet) -> bool {
     let (Some(spec), Some(status)) = (&set.spec, &set.status) else { return false };
     let wanted = spec.replicas.unwrap_or(1);

@@ -130,7 +130,7 @@ impl Cluster {
         Api::<Namespace>::all(self.client.clone()).create(&PostParams::default(), &namespace).await.unwrap();
     }
 
-    /// Waits until what is known of all `K` satisfies `check`, woken by each change.
+    /// Waits until the known objects of `K` satisfy `check`, woken by each change.
     pub async fn eventually<K, T>(&self, what: &str, check: impl Fn(&[Arc<K>]) -> Option<T>) -> T
     where
         K: Object + Resource<DynamicType = ()>,

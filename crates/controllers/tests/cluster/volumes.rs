@@ -149,7 +149,7 @@ async fn a_default_class_comes_late_and_its_provisioner_is_asked() {
         })
         .await;
     assert_eq!(asked.spec.as_ref().unwrap().storage_class_name.as_deref(), Some("fast"));
-    // What the provisioner does: a volume for this claim.
+    // The test acts as the provisioner: it makes a volume for this claim.
     let reference = json!({"namespace": "default", "name": "c", "uid": asked.metadata.uid});
     cluster.create_volume("pvc-1", json!({"claimRef": reference, "storageClassName": "fast"})).await;
     assert_eq!(volume_of(&cluster.claim_in("c", "Bound").await), "pvc-1");
@@ -201,7 +201,7 @@ async fn attachments_that_others_made_are_left_alone() {
         let attachment = ferrite_json::from_value(attachment).unwrap();
         attachments.create(&PostParams::default(), &attachment).await.unwrap();
     }
-    // Its own goes, as nobody wants it; by then the other was looked at, too.
+    // Its own goes, as nobody wants it; by then the controller has checked the other, too.
     cluster
         .eventually("one attachment", |all: &[Arc<VolumeAttachment>]| {
             let is_own = |one: &Arc<VolumeAttachment>| one.metadata.name.as_deref() == Some(own.as_str());

@@ -75,8 +75,8 @@ impl Client {
     }
 }
 
-/// One call. The connection may turn out to have ended while nobody used it: what was never sent is sent
-/// again, on a new one.
+/// One call. The connection may turn out to have ended while nobody used it: a request that was never sent
+/// is sent again, on a new one.
 macro_rules! ask {
     ($self:ident.$service:ident.$name:ident($request:ident)) => {{
         let mut answer = $self.$service.clone().$name($request.clone()).await;

@@ -23,7 +23,7 @@ use crate::{ImageService, RuntimeService};
 
 /// Connections beyond this wait in the kernel's queue.
 const MAX_CONNECTIONS: usize = 256;
-/// How many objects go into one message of a streamed list.
+/// Number of objects in one message of a streamed list.
 const BATCH: usize = 256;
 
 /// CRI on a socket.
@@ -33,7 +33,7 @@ pub struct Server {
     images: ImageServiceServer<OfferedImages>,
 }
 
-/// What is offered, as types gRPC's traits can be implemented for.
+/// Wraps the offered service, so that gRPC's traits can be implemented for it.
 struct OfferedRuntime(Arc<dyn RuntimeService>);
 struct OfferedImages(Arc<dyn ImageService>);
 
@@ -62,8 +62,8 @@ impl Server {
         })
     }
 
-    /// Serves until told to close; returns when every connection has ended. Calls under way are cut off:
-    /// the runtime finishes what it has begun, whoever asked asks again.
+    /// Serves until `closing` is cancelled; returns when every connection has ended. Calls in progress are
+    /// cut off: the runtime finishes what it has begun, and the caller asks again.
     pub async fn serve(self, closing: CancellationToken) {
         let connections = TaskTracker::new();
         let room = Arc::new(Semaphore::new(MAX_CONNECTIONS));
@@ -113,7 +113,7 @@ async fn accept(
     Ok((socket, permit))
 }
 
-/// Paths are `/<package>.<service>/<call>`. What is neither service is answered "unimplemented" by either.
+/// Paths are `/<package>.<service>/<call>`. Either service answers "unimplemented" to any other path.
 async fn route(
     runtime: RuntimeServiceServer<OfferedRuntime>,
     images: ImageServiceServer<OfferedImages>,

@@ -24,7 +24,7 @@ pub(super) fn to_status(error: Error) -> Status {
     Status::new(wire, error.message)
 }
 
-/// What a runtime behind `socket` answered, or that it could not.
+/// The error of the runtime behind `socket`, or of the connection to it.
 pub(super) fn from_status(status: Status, socket: &Path) -> Error {
     if broke_off(&status) {
         // None the runtime has answered. A connection that failed says why only in its causes.
@@ -49,7 +49,7 @@ fn broke_off(status: &Status) -> bool {
     causes(status).any(|error| error.is::<tonic::transport::Error>() || error.is::<hyper::Error>())
 }
 
-/// Whether the connection ended before the request went out, so that asking again cannot do a thing twice.
+/// Returns true if the connection ended before the request went out: a retry cannot repeat an action.
 pub(super) fn never_sent(status: &Status) -> bool {
     causes(status).any(|error| error.downcast_ref::<hyper::Error>().is_some_and(hyper::Error::is_canceled))
 }

@@ -138,7 +138,7 @@ impl Driver {
         if told.into_iter().any(|condition| condition.type_ == "FileSystemResizePending") {
             return Ok(None);
         }
-        // The node does the rest when it next looks at the pod.
+        // The node does the rest at its next sync of the pod.
         let key = ObjectKey::of(claim);
         let claims = Api::<PersistentVolumeClaim>::namespaced(self.client.clone(), &key.namespace);
         let condition = json!({

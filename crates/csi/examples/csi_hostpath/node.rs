@@ -46,7 +46,7 @@ fn failed(error: io::Error) -> Status {
     Status::internal(error.to_string())
 }
 
-/// Fails for what directories cannot be.
+/// Fails for capabilities that directories lack.
 fn check(capability: Option<&VolumeCapability>) -> Result<(), Status> {
     match capability.and_then(|capability| capability.access_type.as_ref()) {
         Some(AccessType::Mount(_)) => Ok(()),
@@ -55,7 +55,7 @@ fn check(capability: Option<&VolumeCapability>) -> Result<(), Status> {
     }
 }
 
-/// Mounts `from` at `to`, which is made when it is missing. What is mounted there stays.
+/// Mounts `from` at `to`, which is made when it is missing. An existing mount stays.
 fn bind(from: &Path, to: &Path, read_only: bool) -> io::Result<()> {
     fs::create_dir_all(to)?;
     if mounts::is_mounted_at(to)? {

@@ -76,7 +76,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
             Err(error) => eprintln!("the kubelet did not register this plugin: {error}"),
         }
         while inode(&kubelet) == known && dir.join(&name).exists() && !listening.is_finished() {
-            // A plugin of production has the kernel tell it.
+            // A plugin of production gets an event from the kernel.
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
         closing.cancel();
@@ -109,7 +109,7 @@ async fn register(kubelet: &Path, endpoint: &str, resource: &str) -> Result<(), 
     Ok(())
 }
 
-/// Follows what is written to standard input, to its end.
+/// Follows the commands on standard input, to its end.
 fn obey(plugin: &Plugin) {
     for line in std::io::stdin().lines().map_while(Result::ok) {
         match line.split_once(' ') {

@@ -1,4 +1,4 @@
-//! What is done to containers that exist.
+//! Commands for existing containers.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -89,7 +89,7 @@ pub struct Logs {
 #[derive(Debug, Args)]
 pub struct Top {
     container: String,
-    /// Options of ps; what is shown does not depend on them
+    /// Options of ps; the output does not depend on them
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     options: Vec<String>,
 }
@@ -350,7 +350,7 @@ impl Cp {
     }
 }
 
-/// Where a copy goes: into which directory and under which name. `is_directory` says what the destination is.
+/// The target of a copy: the directory and the name. `is_directory` is the type of the destination.
 fn target(
     destination: &str,
     name: &str,

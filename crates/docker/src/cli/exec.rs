@@ -107,7 +107,7 @@ impl Exec {
             task.exec(options, Some([stdin, stdout, stderr])).await.map_err(|error| failed(&error))?;
         let session = Session::start(ours, false, None);
         let code = running.exit_code().await.map_err(EngineError::from)?;
-        // A process it left behind may hold the pipes for ever: what is in them by now is what there is.
+        // A process that it left may hold the pipes for ever: take what is in them now.
         let _ = tokio::time::timeout(std::time::Duration::from_secs(2), session.wait()).await;
         Ok(code as u8)
     }

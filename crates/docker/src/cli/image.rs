@@ -122,7 +122,7 @@ async fn pull(
     Ok(pulled)
 }
 
-/// Pulls what a container is to be made from; everything is said on standard error.
+/// Pulls the image for a container; all messages go to standard error.
 pub async fn pull_for_run(engine: &Engine, name: &str, platform: Option<&str>) -> Result<(), Failure> {
     pull(engine, name, platform, |line| complain!("{line}")).await.map(drop).map_err(|error| Failure {
         message: format!("docker: Error response from daemon: {error}.\nSee 'docker run --help'."),

@@ -125,7 +125,7 @@ enum Command {
     Ended { id: String },
 }
 
-/// Why a command failed: what to say and the exit code.
+/// The failure of a command: its message and the exit code.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub message: String,
@@ -311,7 +311,7 @@ where
     Ok(code)
 }
 
-/// A line on standard output. Somebody who has heard enough is no failure.
+/// Prints a line on standard output. A reader that has closed it is no failure.
 pub(crate) fn say(line: &str) -> Result<(), Failure> {
     use std::io::Write;
     match writeln!(std::io::stdout(), "{line}") {

@@ -1,4 +1,4 @@
-//! The options of `run` and `create`, and what they ask the engine for.
+//! The options of `run` and `create`, and the engine's requests for them.
 
 use std::collections::BTreeMap;
 
@@ -187,7 +187,7 @@ pub struct ContainerOptions {
 }
 
 impl ContainerOptions {
-    /// What these options ask for. `attached`: somebody reads the container's output.
+    /// Translates these options to a request. `attached`: somebody reads the container's output.
     pub fn request(&self, attached: bool) -> Result<CreateRequest, String> {
         let mut env = Vec::new();
         for path in &self.env_file {
@@ -461,7 +461,7 @@ fn absolute_source(source: &str) -> Result<String, String> {
     Ok(source.to_owned())
 }
 
-/// What `--mount` asks for.
+/// The mount that `--mount` asks for.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Mounted {
     Files(VolumeRequest),

@@ -9,7 +9,7 @@ use super::streams::{self, Left, Session, Sized, Wanted, forward_signals, parse_
 use super::{Failure, Outcome, say};
 use crate::engine::{Engine, EngineError};
 
-/// A failure of the engine itself, as `run` tells it.
+/// Exit code of `run` for a failure of the engine itself.
 const ENGINE_FAILED: u8 = 125;
 
 #[derive(Debug, Args)]

@@ -11,7 +11,7 @@ use super::table::{self, Columns};
 use crate::engine::{Engine, View};
 use crate::units::{binary_size, human_size};
 
-/// How long is measured for a percentage.
+/// Time over which a percentage is measured.
 const INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Args)]

@@ -64,7 +64,7 @@ pub fn parse_keys(text: &str) -> Result<Vec<u8>, String> {
     keys.collect()
 }
 
-/// Finds the detach keys in what is typed.
+/// Finds the detach keys in the input.
 pub struct DetachKeys {
     keys: Vec<u8>,
     matched: usize,
@@ -75,7 +75,7 @@ impl DetachKeys {
         Self { keys, matched: 0 }
     }
 
-    /// What of the input goes on, and whether the keys were typed.
+    /// Returns the input without the detach keys, and true if the keys were typed.
     pub fn filter(&mut self, input: &[u8]) -> (Vec<u8>, bool) {
         let mut out = Vec::new();
         for byte in input {
@@ -150,7 +150,7 @@ fn copy(mut from: impl Read, mut to: impl Write) {
     }
 }
 
-/// How a session at a container's streams ended.
+/// The end of a session at a container's streams.
 pub enum Left {
     /// All output has come.
     Finished,
@@ -239,7 +239,7 @@ fn read_input(mut stdin: PipeWriter, keys: Option<Vec<u8>>, tell: oneshot::Sende
     }
 }
 
-/// Something to be told about our terminal's size.
+/// A receiver of our terminal's size.
 pub enum Sized {
     Container(Task),
     Terminal(Arc<OwnedFd>),
@@ -295,7 +295,7 @@ pub async fn forward_signals(task: &Task) -> Result<(), Failure> {
     }
 }
 
-/// Whether somebody types what we read.
+/// Returns true if standard input is a terminal.
 pub fn input_is_terminal() -> bool {
     use std::io::IsTerminal;
     io::stdin().is_terminal()

@@ -82,7 +82,7 @@ fn volume_json(volume: &crate::engine::Volume) -> Value {
     json!({"Name": volume.name, "Driver": "local", "Mountpoint": volume.mountpoint, "Scope": "local", "Labels": null, "Options": null})
 }
 
-/// Prints what was found, in a list or each by a template, and complains about what was not.
+/// Prints the found objects, in a list or each by a template, and reports the missing ones.
 pub(super) fn show_found(found: &[Value], missing: &[String], format: Option<&str>) -> Outcome {
     match format {
         None => say(&serde_json::to_string_pretty(&found).unwrap_or_default())?,

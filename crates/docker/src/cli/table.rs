@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::{Failure, say};
 use crate::template::Template;
 
-/// What a list shows when nobody asks for something else: headings and the fields below them.
+/// The default columns of a list: headings and the fields below them.
 pub type Columns = &'static [(&'static str, &'static str)];
 
 /// Prints rows by a template; `table …` adds headings and aligns, none is the default columns.

@@ -15,7 +15,7 @@ use crate::units;
 /// Less than this no program starts in.
 const MIN_MEMORY: i64 = 4 << 20;
 
-/// What a container is to be. Where `config` is silent the image speaks.
+/// The description of a container to make. The image supplies what `config` leaves empty.
 #[derive(Debug, Clone, Default)]
 pub struct CreateRequest {
     /// Empty for a generated one.
@@ -55,7 +55,7 @@ fn merge_env(image: &[String], own: &[String]) -> Vec<String> {
     merged
 }
 
-/// The image's configuration with what was asked for instead.
+/// The image's configuration with the requested changes.
 fn merge(request: &CreateRequest, image: &ImageRecord) -> Result<Config> {
     let from = image.config.config().clone().unwrap_or_default();
     let list = |values: &Option<Vec<String>>| values.clone().unwrap_or_default();
@@ -165,7 +165,7 @@ fn check(host: &HostConfig) -> Result<()> {
 }
 
 impl Engine {
-    /// Makes a container of an image that is here. Answers its id and what the user should know.
+    /// Makes a container of an image that is here. Returns its id and the warnings for the user.
     pub async fn create(&self, mut request: CreateRequest) -> Result<(String, Vec<String>)> {
         check(&request.host)?;
         if !request.name.is_empty() && !names::is_valid(&request.name) {
@@ -192,7 +192,7 @@ impl Engine {
         } else {
             Vec::new()
         };
-        // Between looking an image up and having recorded who uses it nobody may remove it.
+        // Nobody may remove the image between its lookup and the record of its use.
         let _lock = self.registry_lock().await?;
         let engine = self.clone();
         blocking(move || engine.create_locked(&request)).await
@@ -272,7 +272,7 @@ impl Engine {
             let known = mounts.iter().any(|mount| mount.destination == destination)
                 || container.host.tmpfs.contains_key(&destination);
             if known {
-                // What the user said goes before the image's; said twice it is a mistake.
+                // The user's mounts go before the image's; a destination given twice is an error.
                 if wanted.source.is_empty() {
                     continue;
                 }

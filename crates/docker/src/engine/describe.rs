@@ -1,4 +1,4 @@
-//! A container in the words of the container runtime interface, and what it has no words for. Pure.
+//! A container as a CRI request, and the settings that CRI lacks. Pure.
 
 use std::path::{Path, PathBuf};
 
@@ -14,7 +14,7 @@ pub(super) fn namespaces(host: &HostConfig) -> v1::NamespaceOption {
     let network = if host.network == "host" { Node } else { Pod };
     let pid = match host.pid.as_str() {
         "host" => Node,
-        // The runtime is told which one.
+        // `Extras` names the container to the runtime.
         other if other.starts_with("container:") => Pod,
         // A first process that reaps, and the program below it.
         _ if host.init => Pod,
@@ -73,7 +73,7 @@ pub(super) fn security(host: &HostConfig, groups: Vec<i64>) -> Result<v1::LinuxC
             ("seccomp", path) => security.seccomp = Some(profile(ProfileType::Localhost, path)),
             ("apparmor", "unconfined") => security.apparmor = Some(profile(ProfileType::Unconfined, "")),
             ("apparmor", name) => security.apparmor = Some(profile(ProfileType::Localhost, name)),
-            // There is no SELinux to tell.
+            // There is no SELinux to configure.
             ("label", _) => {}
             ("systempaths", "unconfined") => {
                 security.masked_paths.clear();
@@ -121,7 +121,7 @@ fn rlimit(name: &str) -> Option<PosixRlimitType> {
     })
 }
 
-/// What CRI has no words for.
+/// Applies the settings that CRI cannot express.
 pub(super) fn adjust(spec: &mut Spec, host: &HostConfig) {
     if let Some(process) = spec.process_mut() {
         let amount = |value: i64| u64::try_from(value).unwrap_or(u64::MAX);
@@ -164,7 +164,7 @@ pub(super) fn adjust(spec: &mut Spec, host: &HostConfig) {
             .set_options(Some(all));
         mounts.push(mount);
     }
-    // Stable: what was in order stays, and a mount below another comes after it.
+    // Stable: mounts that were in order stay so, and a mount below another comes after it.
     mounts.sort_by_key(|mount| mount.destination().components().count());
     spec.set_mounts(Some(mounts));
 }

@@ -1,4 +1,4 @@
-//! What follows a container's end.
+//! Actions after a container's end.
 
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -15,8 +15,8 @@ use crate::restart::{self, Ended};
 use crate::units;
 
 impl Engine {
-    /// Notes that a container has ended, if it has: clears its traces, and decides what comes next. Whoever
-    /// sees the end first does it; for others there is nothing left to do.
+    /// Records that a container has ended, if it has: clears its traces, and decides what comes next. The
+    /// first process that sees the end does it; for others nothing is left to do.
     pub(super) async fn settle(&self, id: &str) -> Result<Option<State>> {
         let (lock, mut view) = match self.locked(id).await {
             Ok(found) => found,
@@ -63,7 +63,7 @@ impl Engine {
         Ok(Some(view.state))
     }
 
-    /// Takes away what an ended container had of the machine.
+    /// Removes an ended container's traces from the machine.
     async fn clear(&self, container: &Container, state: &mut State) -> Result<()> {
         if let Some(proxy) = state.proxy.take() {
             proxy::end(&proxy);
@@ -81,11 +81,11 @@ impl Engine {
         Ok(())
     }
 
-    /// What a container's supervisor has us do when the container has ended: settle it, and start it again
-    /// if its policy says so.
+    /// A container's supervisor runs this when the container has ended: updates its record, and starts it
+    /// again if its policy says so.
     pub async fn ended(&self, id: &str) -> Result<()> {
         let followed = self.follow_end(id).await;
-        // Whoever removed the container may have found this very process still in its supervisor's group.
+        // A process that removed the container may have found this process still in its supervisor's group.
         self.clear_groups();
         followed
     }
@@ -150,8 +150,8 @@ impl Engine {
         Ok(Some(due))
     }
 
-    /// Containers that are to be started again and have nobody left who will: a process that waits can be
-    /// killed. Each gets a new one. That one cannot be had is said, and no reason to fail.
+    /// Starts a new waiting process for containers that are to be started again and have lost theirs: a
+    /// process that waits can be killed. A failure is reported and not returned.
     pub fn mend_restarts(&self) {
         for view in self.list().unwrap_or_default() {
             let waits = view.state.waiter.as_deref().is_some_and(|waiter| process_alive(waiter).is_some());

@@ -1,4 +1,4 @@
-//! What happened, as one line of JSON per event in a file everybody appends to.
+//! Events, as one line of JSON per event in a file to which every process appends.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -85,7 +85,7 @@ impl Engine {
         }
     }
 
-    /// What has happened since a moment, and what happens next.
+    /// Returns the events since a time, and follows new ones.
     pub fn events(&self, since: i64) -> Result<Follow> {
         let fail = || EngineError::io("read events");
         let path = self.paths.events();
@@ -122,7 +122,7 @@ fn parse(line: &str) -> Option<Event> {
 
 /// Events as they come.
 pub struct Follow {
-    /// What had happened when the follower was made.
+    /// The events before the follower was made.
     pub past: Vec<Event>,
     path: PathBuf,
     position: u64,
@@ -170,7 +170,7 @@ impl Follow {
     }
 }
 
-/// Waits until a descriptor has something to read, or for so many milliseconds.
+/// Waits until a descriptor has something to read, for at most `milliseconds`.
 pub(super) fn wait_readable(fd: &impl AsFd, milliseconds: i32) -> io::Result<()> {
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
     let timeout = PollTimeout::try_from(milliseconds).unwrap_or(PollTimeout::NONE);

@@ -60,7 +60,7 @@ impl Engine {
         })
     }
 
-    /// What a path of the container is: a directory, something else, or nothing.
+    /// The type of a path in the container: `true` for a directory, `None` if it does not exist.
     pub fn stat(&self, name: &str, path: &str) -> Result<Option<bool>> {
         let view = self.find(name)?;
         let (root, path) = (self.root(&view)?, absolute(path));
@@ -97,20 +97,20 @@ impl Engine {
         .map_err(EngineError::io("export container"))
     }
 
-    /// What the container has written, compared with its image.
+    /// The container's changes compared with its image.
     pub fn changes(&self, name: &str) -> Result<Vec<Change>> {
         let view = self.find(name)?;
         let upper = self.directory(&view.container.id).join(LAYER).join("upper");
         compare(&upper, &view.container.lowers).map_err(EngineError::io("compare the container's files"))
     }
 
-    /// What the container has written, in bytes.
+    /// Bytes that the container has written.
     pub fn written(&self, id: &str) -> u64 {
         let upper = self.directory(id).join(LAYER).join("upper");
         ferrite_hostfs::usage(&upper, MAX_ENTRIES).unwrap_or_default().content
     }
 
-    /// A new volume begins with what the image has in its place.
+    /// A new volume begins with the image's files at its path.
     pub(super) fn seed_volume(&self, container: &Container, path: &str, volume: &Path) -> Result<()> {
         let fail = || EngineError::io(format!("copy {path} of the image into a volume"));
         let empty = self.paths.root().join("empty");
@@ -187,7 +187,7 @@ fn is_whiteout(stat: &FileStat) -> bool {
     stat.st_mode & libc::S_IFMT == libc::S_IFCHR && stat.st_rdev == 0
 }
 
-/// What a writable layer changes of the layers below it, by path.
+/// The changes that a writable layer makes to the layers below it, by path.
 fn compare(upper: &Path, lowers: &[PathBuf]) -> io::Result<Vec<Change>> {
     let root = match Dir::open(upper) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -204,7 +204,7 @@ fn compare(upper: &Path, lowers: &[PathBuf]) -> io::Result<Vec<Change>> {
     })?;
     let mut changes = Vec::new();
     let mut touched: HashSet<PathBuf> = HashSet::new();
-    // A directory comes before what it holds; seen from the end it is known whether anything in it changed.
+    // A directory comes before its entries; seen from the end it is known if anything in it changed.
     for Written { path, is_dir, whiteout } in written.into_iter().rev() {
         let shown = format!("/{}", path.display());
         let in_image = exists_in(&lowers, &path);
@@ -237,7 +237,7 @@ fn compare(upper: &Path, lowers: &[PathBuf]) -> io::Result<Vec<Change>> {
 const INJECTED: &[&str] = &["/.dockerenv", "/etc/hosts", "/etc/hostname", "/etc/resolv.conf"];
 const MOUNT_POINTS: &[&str] = &["/proc", "/sys", "/dev", "/etc"];
 
-/// Tells whether the topmost layer that knows a path has something there.
+/// Returns true if the topmost layer that knows a path has something there.
 fn exists_in(lowers: &[Dir], path: &Path) -> bool {
     lowers.iter().find_map(|lower| lower.stat_path(path).ok()).is_some_and(|stat| !is_whiteout(&stat))
 }

@@ -1,7 +1,7 @@
-//! Who is on which network at this moment, and the names members find each other by.
+//! The members of each network, and the names by which they find each other.
 //!
-//! A network's directory has a file for every container that is on it now. From these the members'
-//! `/etc/hosts` files are kept up, by whoever changes the membership, under the network lock.
+//! A network's directory has a file for every container that is on it now. A process that changes the
+//! membership updates the members' `/etc/hosts` files from these, under the network lock.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -42,7 +42,7 @@ impl Engine {
         self.network_directory(network).join(ENDPOINTS).join(container)
     }
 
-    /// Who is on a network now.
+    /// The containers on a network now.
     pub fn endpoints(&self, network: &Network) -> Vec<Endpoint> {
         if network.driver != "bridge" {
             return Vec::new();
@@ -133,7 +133,7 @@ impl Engine {
     }
 }
 
-/// What other members of a network call a container.
+/// The names by which other members of a network find a container.
 fn names_on(container: &Container, network: &Network) -> Vec<String> {
     let joined = container.networks.iter().find(|joined| joined.network == network.id);
     let aliases = joined.map(|joined| joined.aliases.clone()).unwrap_or_default();
@@ -152,7 +152,7 @@ fn distinct(names: Vec<String>) -> Vec<String> {
     seen
 }
 
-/// A hosts file with our names in place of those it had from us. What the container wrote itself stays.
+/// A hosts file with our names in place of the earlier ones. Lines that the container wrote stay.
 fn with_names(text: &str, names: &[Named]) -> String {
     let mut out = String::with_capacity(text.len());
     let mut ours = false;
@@ -194,7 +194,7 @@ fn rewrite(path: &Path, names: &[Named]) -> io::Result<()> {
     Ok(())
 }
 
-/// What a container's hosts file begins with.
+/// The beginning of a container's hosts file.
 pub(super) fn base_hosts(container: &Container, gateway: Option<Ipv4Addr>) -> String {
     let mut text = String::from(
         "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\nfe00::0\tip6-localnet\n\

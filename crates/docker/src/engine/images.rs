@@ -28,23 +28,23 @@ pub struct ImageSummary {
     pub created: i64,
     pub size: u64,
     pub labels: std::collections::BTreeMap<String, String>,
-    /// Its full name, for whoever has to name it again; empty without one.
+    /// Its full name, for naming it again; empty without one.
     pub reference: String,
 }
 
-/// What a pull brought.
+/// The result of a pull.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pulled {
     pub id: String,
     /// Of the manifest the registry served.
     pub digest: String,
-    /// Whether it was not here before under that name.
+    /// True if the image was not here before under that name.
     pub new: bool,
     /// The complete name: `docker.io/library/busybox:latest`.
     pub name: String,
 }
 
-/// What a removal did, in its order.
+/// A step of a removal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Removed {
     Untagged(String),
@@ -331,7 +331,7 @@ fn parse_platform(text: &str) -> Result<Platform> {
     Ok(Platform { os: os.to_owned(), architecture: architecture.to_owned(), variant })
 }
 
-/// What `docker login` wrote down for a registry.
+/// The credentials that `docker login` saved for a registry.
 fn credentials(registry: &str) -> Auth {
     let home = std::env::var_os("DOCKER_CONFIG")
         .map(std::path::PathBuf::from)

@@ -84,7 +84,7 @@ impl Engine {
             }
         }
         let networks = self.inspect_endpoints(&container, state.status.runs())?;
-        // What a container on the default network alone has always shown here.
+        // The older top-level fields describe only the network that the container was made for.
         let first = &networks[host.network.as_str()];
         let exposed: Map<String, Value> =
             config.exposed.iter().map(|(port, protocol)| (format!("{port}/{protocol}"), json!({}))).collect();

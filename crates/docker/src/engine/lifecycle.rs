@@ -9,9 +9,9 @@ use super::{Engine, EngineError, Result, View};
 use crate::names;
 use crate::record::{Container, LOST, Lock, Status};
 
-/// How long a container may take to end after SIGTERM, unless somebody says otherwise.
+/// Seconds between SIGTERM and SIGKILL by default.
 const GRACE: u64 = 10;
-/// How long the kernel may take to end a killed container.
+/// Longest wait for the kernel to end a killed container.
 const KILL_PATIENCE: Duration = Duration::from_secs(30);
 
 impl Engine {
@@ -43,7 +43,7 @@ impl Engine {
         Ok((view, task))
     }
 
-    /// Asks a container to end, and makes it after so many seconds (negative: waits for ever).
+    /// Asks a container to end, and kills it after `seconds` seconds (negative: waits for ever).
     pub async fn stop(&self, name: &str, seconds: Option<i64>) -> Result<()> {
         let id = self.find(name)?.container.id;
         let (view, task) = self.will_end(&id).await?;
@@ -172,7 +172,7 @@ impl Engine {
         }
     }
 
-    /// Waits for the end of this very run and until everything that follows from it is done. Answers how
+    /// Waits for the end of this very run and until everything that follows from it is done. Returns how
     /// it ended.
     pub async fn wait_settled(&self, id: &str, ending: Ending) -> Result<Option<Exit>> {
         let exit = ending.wait().await;
@@ -254,7 +254,7 @@ impl Engine {
         }
     }
 
-    /// Starts what was running when the machine went down and is to run always.
+    /// Starts containers that were running when the machine went down and are to run always.
     pub async fn restore(&self) -> Result<Vec<String>> {
         use crate::restart::RestartPolicy::{Always, UnlessStopped};
         let mut started = Vec::new();

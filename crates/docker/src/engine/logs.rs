@@ -32,7 +32,7 @@ fn parse(entry: &[u8]) -> Option<LogLine> {
 }
 
 impl Engine {
-    /// A container's log: what is there, and with [`LogReader::next`] what comes.
+    /// A container's log: the present lines, and with [`LogReader::next`] the following ones.
     pub fn logs(&self, name: &str) -> Result<LogReader> {
         let id = self.find(name)?.container.id;
         LogReader::open(self.clone(), id).map_err(EngineError::io("read the container's log"))
@@ -62,7 +62,7 @@ impl LogReader {
         Ok(Self { path: directory.join(LOG), engine, id, position: 0, watch })
     }
 
-    /// What has been added since the last call.
+    /// The lines added since the last call.
     pub fn available(&mut self) -> io::Result<Vec<LogLine>> {
         read_from(&self.path, &mut self.position)
     }
@@ -81,7 +81,7 @@ impl LogReader {
             if !runs {
                 return Ok(None);
             }
-            // The exit record is elsewhere: look again every now and then, too.
+            // The exit record is elsewhere: check it every now and then, too.
             super::events::wait_readable(&self.watch, 500)?;
             let _ = self.watch.read_events();
         }

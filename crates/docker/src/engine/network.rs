@@ -16,7 +16,7 @@ use super::{Engine, EngineError, Result, blocking};
 use crate::record::{self, Container, Joined, Lock};
 
 const MTU: u32 = 1500;
-/// What [`Engine::subnet`] chose is kept here.
+/// File with the result of [`Engine::subnet`].
 const SUBNET: &str = "subnet";
 
 /// The ranges docker tries, in its order.
@@ -96,7 +96,7 @@ impl Engine {
         Some((gateway_of(range)?, range))
     }
 
-    /// Held by whoever changes networks or who is on them; others wait.
+    /// The lock for changes of networks and of their members; others wait.
     pub(super) async fn turn(&self) -> Result<Lock> {
         let directory = self.paths.network();
         blocking(move || {
@@ -109,7 +109,8 @@ impl Engine {
     /// Opens a network's bridge for one change.
     pub(super) async fn bridge(&self, turn: &Lock, network: &Network) -> Result<Arc<Bridge>> {
         if !network.is_predefined() && !forwarding() {
-            // Whoever turns forwarding on turns it off when it goes. The default network never goes.
+            // The bridge that turns forwarding on turns it off when it goes. The default network never
+            // goes.
             Box::pin(self.open_bridge(turn, &self.default_network())).await?;
         }
         Box::pin(self.open_bridge(turn, network)).await
@@ -175,7 +176,7 @@ impl Engine {
         (link, default_route): (String, bool),
     ) -> Result<Ipv4Addr> {
         let mut endpoint = Endpoint { container: container.id.clone(), link: link.clone(), address: None };
-        // Before anything is made, so that what a killed command leaves is found.
+        // Before anything is made, so that the remains of a killed command are found.
         self.write_endpoint(turn, network, &endpoint)?;
         let bridge = self.bridge(turn, network).await?;
         let pod = PodRef {

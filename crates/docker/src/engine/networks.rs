@@ -39,7 +39,7 @@ pub struct Network {
 }
 
 impl Network {
-    /// Whether it is there without anybody having made it.
+    /// Returns true if the network always exists.
     pub fn is_predefined(&self) -> bool {
         PREDEFINED.iter().any(|(name, _)| *name == self.name)
     }
@@ -54,7 +54,7 @@ impl Network {
     }
 }
 
-/// What a network is to be.
+/// The description of a network to make.
 #[derive(Debug, Clone, Default)]
 pub struct NetworkRequest {
     pub name: String,
@@ -185,7 +185,7 @@ impl Engine {
                 range
             }
             None => {
-                // The default network's is the first of them, whoever comes first.
+                // The default network's range is the first of them, whichever network is made first.
                 self.choose_default_range()?;
                 self.new_range()?
             }
@@ -213,8 +213,8 @@ impl Engine {
 
     /// Removes a network nobody is on.
     pub async fn remove_network(&self, name: &str) -> Result<Network> {
-        // Whoever has ended without anybody having noted it is on no network. Before the lock: settling
-        // takes the container's first.
+        // A container that ended unnoticed is on no network. Settled before the network lock is taken,
+        // because settling takes the container's lock first.
         for endpoint in self.endpoints(&self.find_network(name)?) {
             self.settle(&endpoint.container).await?;
         }
@@ -279,7 +279,7 @@ impl Engine {
         container.networks.iter().filter_map(name).collect()
     }
 
-    /// What a container asks of its networks, with their ids for their names.
+    /// The networks that a container asks for, with names replaced by ids.
     pub(super) fn resolve_networks(&self, host_network: &str, wanted: Vec<Joined>) -> Result<Vec<Joined>> {
         let mut joined: Vec<Joined> = Vec::new();
         for mut one in wanted {
@@ -438,7 +438,7 @@ fn check_joinable(network: &Network, joined: &Joined) -> Result<()> {
     Ok(())
 }
 
-/// Whether a container of that kind can be on networks besides.
+/// Checks that the network mode of the container allows further networks.
 fn check_mode(network: &Network, container: &Container) -> Result<()> {
     let fail = |text: &str| Err(EngineError::Conflict(text.to_owned()));
     match (container.host.network.as_str(), network.driver.as_str()) {

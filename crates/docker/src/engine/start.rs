@@ -214,8 +214,8 @@ impl Engine {
         })
     }
 
-    /// Starts a container that does not run, with whoever is to be attached from its first byte on. A
-    /// running one is left alone. Answers this run and its end, which may have come already.
+    /// Starts a container that does not run, with `attach` connected from its first byte on. A running one
+    /// is left alone. Returns this run and its end, which may have come already.
     pub async fn start(&self, name: &str, attach: Option<Streams>) -> Result<(Task, Ending)> {
         let id = self.find(name)?.container.id;
         self.settle(&id).await?;
@@ -304,7 +304,7 @@ impl Engine {
         }
         prepare_root(&directory.join(LAYER)).map_err(EngineError::io("prepare the container's layer"))?;
         let runtime = self.runtime(&container, shared).await?;
-        // Left by somebody who was killed in the middle.
+        // Left by a process that was killed in the middle.
         runtime.stop_everything().await?;
         let started = runtime
             .run_alone(self.sandbox_config(&container), self.container_config(&container)?, attach)
@@ -318,8 +318,8 @@ impl Engine {
         Ok((task, listeners))
     }
 
-    /// What the container shares with others, which must run for it. What they share with the host the
-    /// container does too.
+    /// The namespaces that the container shares with others, which must be running. Namespaces that they
+    /// share with the host are shared with the container, too.
     fn share(&self, container: &mut Container) -> Result<Shared> {
         let running = |what: &str, target: &str| -> Result<(Container, Task)> {
             let target = self.find(target)?;

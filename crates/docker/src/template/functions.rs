@@ -1,4 +1,4 @@
-//! What templates can call, and how values are printed.
+//! Functions of templates, and the printing of values.
 
 use std::fmt::Write as _;
 
@@ -160,7 +160,7 @@ pub(super) fn function(name: &str, arguments: &[Value]) -> Result<Value, Templat
     }
 }
 
-/// `json .` shows what is there for everybody, not what helps `.Label`.
+/// `json .` shows the public fields, without those that serve `.Label`.
 fn without_labels(value: &Value) -> Value {
     let mut value = value.clone();
     if let Value::Object(map) = &mut value {

@@ -1,5 +1,5 @@
-//! Gives up old revisions of the cluster, the way upstream's API servers do: one of them does it in each round, told
-//! by the version of a key outside everybody's prefix.
+//! Compacts old revisions of the cluster as upstream's API servers do. In each round one of the servers
+//! does it; the version of a key outside every prefix shows which one.
 
 use super::members::{Members, Repeat};
 use super::{kv, translate};
@@ -17,7 +17,7 @@ use tonic::{Code, Status};
 /// Where upstream keeps it.
 const KEY: &[u8] = b"compact_rev_key";
 
-/// What one server knows: how often the key was written, and the revision at the last look.
+/// One server's knowledge: the version of the key, and the revision at the last check.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Known {
     version: i64,
@@ -36,7 +36,7 @@ pub(super) async fn run(members: Arc<Members>, every: Duration) {
     }
 }
 
-/// Claims the round and compacts what was current at the last one, or learns who else did.
+/// Claims the round and compacts the revision of the last one, or learns that another server did.
 async fn round(members: &Members, known: Known) -> Result<Known, Status> {
     let request = claim(known);
     let call = |channel| {
@@ -77,7 +77,7 @@ fn claim(known: Known) -> TxnRequest {
     }
 }
 
-/// What is known after the answer, and whether the round is ours.
+/// The knowledge after the response, and true if this server won the round.
 fn learn(known: Known, response: &TxnResponse) -> (Known, bool) {
     let revision = i64::try_from(translate::at(response.header).0).unwrap_or(i64::MAX);
     if response.succeeded {

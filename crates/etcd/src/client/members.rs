@@ -102,12 +102,12 @@ impl Members {
     }
 }
 
-/// Whether another member could do better.
+/// Returns true if another member could succeed.
 fn is_members_fault(status: &Status) -> bool {
     matches!(status.code(), Code::Unavailable | Code::DeadlineExceeded | Code::Unknown | Code::Cancelled)
 }
 
-/// Whether the request certainly was not carried out.
+/// Returns true if the request certainly was not carried out.
 fn was_not_sent(status: &Status) -> bool {
     if status.message() == "etcdserver: no leader" {
         return true;

@@ -26,16 +26,16 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tonic::transport::Channel;
 
-/// Where the cluster is and what of it is ours.
+/// The addresses of the cluster and our part of it.
 #[derive(Debug, Clone)]
 pub struct EtcdOptions {
     /// URLs of the members, `http://` or `https://`.
     pub servers: Vec<String>,
     pub tls: Option<TlsFiles>,
     pub layout: Layout,
-    /// How often old revisions of the cluster are given up, as upstream's API server does; none for never.
+    /// Interval between compactions of the cluster, as upstream's API server does them; `None` for never.
     pub compact_every: Option<Duration>,
-    /// How long a request and the first listing may take.
+    /// Time limit of a request and of the first listing.
     pub timeout: Duration,
 }
 

@@ -1,5 +1,5 @@
-//! Keeps the replica up to date: list everything once, then watch, and list again only when etcd has forgotten what
-//! happened in between.
+//! Keeps the replica up to date: list everything once, then watch, and list again only when etcd has
+//! forgotten the changes in between.
 
 use super::members::{Members, Repeat};
 use super::{Layout, kv, translate};
@@ -20,7 +20,7 @@ const PAGE: i64 = 2000;
 /// Before a member is asked again after a failure.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// How far the replica is.
+/// The progress of the replica.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Progress {
     pub listed: bool,
@@ -198,7 +198,7 @@ async fn apply(layout: &Layout, feed: &Feed, events: Vec<Event>) {
         let deleted = event.r#type == i32::from(EventType::Delete);
         let Some(kv) = event.kv else { continue };
         let at = Revision(u64::try_from(kv.mod_revision).unwrap_or(0));
-        // The events' own revisions count, not the header's: it may be ahead of what has been sent.
+        // The events' own revisions count, not the header's: it may be ahead of the events sent so far.
         revision = revision.max(at);
         if let Some(key) = layout.local(&kv.key) {
             batch.push((at, key, (!deleted).then(|| translate::entry(kv))));

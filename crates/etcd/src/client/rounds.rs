@@ -1,4 +1,4 @@
-//! One request for many who ask the same at the same time.
+//! One request for many callers that ask the same at the same time.
 
 use ferrite_store::{Revision, StoreError};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,7 +9,7 @@ use tokio::sync::Mutex;
 #[derive(Debug)]
 pub(super) struct Rounds {
     begun: AtomicU64,
-    /// The last round that came to an end, and how. Whoever holds it carries out the next.
+    /// The last finished round and its result. The holder of the lock carries out the next.
     last: Mutex<(u64, Result<Revision, StoreError>)>,
 }
 

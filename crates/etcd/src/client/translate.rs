@@ -99,7 +99,7 @@ pub(super) fn request(layout: &Layout, txn: &Txn) -> Result<TxnRequest, StoreErr
             target_union: Some(union),
             range_end: Bytes::new(),
         });
-        // What is there instead, should a condition fail.
+        // Reads the current entries in case a condition fails.
         let read = RangeRequest { key, ..RangeRequest::default() };
         request.failure.push(RequestOp { request: Some(Request::RequestRange(read)) });
     }
@@ -139,7 +139,7 @@ pub(super) fn outcome(layout: &Layout, txn: &Txn, response: TxnResponse) -> Resu
     Err(StoreError::Failed("etcd refused a transaction whose conditions all hold".into()))
 }
 
-/// What a member's refusal means for the one who wanted the transaction.
+/// Translates a member's refusal to the caller's error.
 pub(super) fn refused(status: &Status, txn: &Txn) -> StoreError {
     let message = status.message();
     let lease = txn.ops.iter().find_map(|op| match op {
@@ -154,7 +154,7 @@ pub(super) fn refused(status: &Status, txn: &Txn) -> StoreError {
             if message.contains("too large") || message.contains("larger than max") =>
         {
             let size = txn.ops.iter().map(size).sum();
-            // What etcd takes unless it is told otherwise.
+            // etcd's default limit.
             StoreError::TooLarge { size, limit: 1 << 20 | 1 << 19 }
         }
         (Code::ResourceExhausted, _) => StoreError::Write(format!(

@@ -125,7 +125,7 @@ impl Database {
         self.high_water * PAGE as u64 + digest::SHA256_OUTPUT_LEN as u64
     }
 
-    /// Plans the pages of one tree of sorted items. Answers its root; zero when it is empty.
+    /// Plans the pages of one tree of sorted items. Returns its root; zero when it is empty.
     fn tree(&mut self, items: Vec<Item>) -> u64 {
         let tree = self.trees.len();
         let mut level: Vec<(Vec<u8>, u64)> = Vec::new();
@@ -266,7 +266,7 @@ fn padded(mut page: Vec<u8>, pages: u64) -> Vec<u8> {
     page
 }
 
-/// How etcd writes a revision: the transaction, and the number of the change within it.
+/// A revision in etcd's format: the transaction, and the number of the change within it.
 fn revision_key(main: u64, sub: u64) -> Vec<u8> {
     let mut key = main.to_be_bytes().to_vec();
     key.push(b'_');

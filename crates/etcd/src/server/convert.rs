@@ -24,7 +24,7 @@ pub(crate) fn signed(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-/// A revision of a request; what is not positive means "none".
+/// A revision of a request; zero or less means "none".
 pub(crate) fn revision(number: i64) -> Option<Revision> {
     u64::try_from(number).ok().filter(|n| *n > 0).map(Revision)
 }
@@ -82,7 +82,7 @@ impl Keys {
         }
     }
 
-    /// What all of them begin with.
+    /// The common prefix of all keys.
     pub fn common_prefix(&self) -> &[u8] {
         match self {
             Self::One(key) => key,
@@ -144,7 +144,7 @@ pub(crate) fn ttl_too_large() -> Status {
     status(Code::OutOfRange, "too large lease TTL")
 }
 
-/// The error a client of etcd knows for what went wrong in the store.
+/// Translates an error of the store to one that a client of etcd knows.
 pub(crate) fn refused(error: &StoreError) -> Status {
     match error {
         StoreError::Compacted { .. } => compacted(),

@@ -110,7 +110,7 @@ fn check_put(request: &PutRequest) -> Result<(), Status> {
     Ok(())
 }
 
-/// What has to hold before a transaction is begun. No branch may write a key twice.
+/// Checks a transaction before it begins. No branch may write a key twice.
 fn check_txn(request: &TxnRequest) -> Result<(), Status> {
     check_shape(request, 0)?;
     for ops in [&request.success, &request.failure] {
@@ -161,9 +161,9 @@ fn check_ops(ops: &[RequestOp], depth: usize, written: &mut Written) -> Result<(
                 written.deletes.push(keys);
             }
             Some(Op::RequestTxn(inner)) => {
-                // Its branches are looked into once, together with what surrounds them.
+                // Its branches are checked once, together with the surrounding operations.
                 check_shape(inner, depth + 1)?;
-                // Only one of the two happens, but both together with what surrounds them.
+                // Only one of the two happens, but each together with the surrounding operations.
                 let mut all = written.clone();
                 for ops in [&inner.success, &inner.failure] {
                     let mut branch = written.clone();
@@ -229,7 +229,7 @@ fn range(store: &Store, now: &Snapshot, request: RangeRequest) -> Result<RangeRe
         count += 1;
         let wanted = within(entry.modified.0, request.min_mod_revision, request.max_mod_revision)
             && within(entry.created.0, request.min_create_revision, request.max_create_revision);
-        // One more than asked for tells that there are more.
+        // One more than asked for shows that there are more.
         let full = in_key_order && limit.is_some_and(|l| found.len() > l);
         if wanted && !full {
             found.push((key, entry));
@@ -333,8 +333,8 @@ fn txn(
     Ok(TxnResponse { header: header(draft.revision()), succeeded, responses })
 }
 
-/// Whether a condition holds for every key it speaks of. A key that is not there has zeros, and a condition on its
-/// value does not hold, as upstream.
+/// Returns true if a condition holds for every key in its range. A missing key has zeros, and a condition
+/// on its value does not hold, as upstream.
 fn holds(draft: &Draft, compare: &Compare) -> bool {
     let keys = Keys::new(compare.key.clone(), compare.range_end.clone());
     match &keys {
@@ -435,7 +435,7 @@ mod tests {
         assert!(txn(vec![nested(8, put_op("k", "1"))]).await.is_ok());
         let twice = txn(vec![put_op("k", "1"), nested(8, put_op("k", "2"))]).await.unwrap_err();
         assert_eq!(twice.message(), duplicate_key().message());
-        // As deep as it may get, with two branches each: looked at once, not again and again.
+        // As deep as it may get, with two branches each: each branch is checked once, not again and again.
         let deep = (0..MAX_DEPTH + 1)
             .fold(put_op("k", "1"), |inner, _| op(Op::RequestTxn(if_exists("x", vec![inner], vec![]))));
         assert_eq!(txn(vec![deep]).await.unwrap_err().message(), too_many_ops().message());

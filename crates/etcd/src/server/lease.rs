@@ -19,7 +19,7 @@ use tonic::{Request, Response, Status, Streaming};
 /// As upstream.
 const MAX_TTL: i64 = 9_000_000_000;
 
-/// When a lease of so many seconds ends, if it begins now: never too early, although the store counts in seconds.
+/// The end of a lease with this TTL that begins now: never too early, although the store counts in seconds.
 fn end(ttl: u64) -> u64 {
     now_seconds() + ttl + 1
 }

@@ -17,7 +17,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
-/// The version whose API this is: clients ask for it to know what they may use.
+/// The version whose API this is: clients ask for it to choose the calls that they use.
 const VERSION: &str = "3.5.13";
 /// Bytes of a snapshot sent at once.
 const PIECE: usize = 64 << 10;

@@ -31,7 +31,7 @@ use tower::Service as _;
 
 /// Connections served at once; more wait in the kernel's queue.
 const MAX_CONNECTIONS: usize = 256;
-/// What a client has for its part of the TLS handshake: until then it takes the place of another.
+/// Time limit of the TLS handshake: until then the client occupies a connection slot.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// After a connection that could not be taken.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -40,7 +40,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 #[derive(Debug, Clone)]
 pub struct Service {
     store: Arc<Store>,
-    /// Where the store's files are, to tell how large they are.
+    /// The directory of the store's files, for reporting their size.
     dir: Option<PathBuf>,
     urls: Vec<String>,
     stop: CancellationToken,
@@ -48,7 +48,7 @@ pub struct Service {
 }
 
 impl Service {
-    /// `dir` is where the store keeps its files, `urls` what a member list tells clients to connect to.
+    /// `dir` is the directory of the store's files, `urls` are the client URLs in the member list.
     pub fn new(store: Arc<Store>, dir: Option<PathBuf>, urls: Vec<String>) -> Self {
         Self { store, dir, urls, stop: CancellationToken::new(), tasks: TaskTracker::new() }
     }
@@ -89,8 +89,8 @@ impl Service {
         Ok(())
     }
 
-    /// Serves on TCP until the service is stopped. Without `tls` anybody who reaches the listener reads and writes
-    /// everything: for loopback in tests.
+    /// Serves on TCP until the service is stopped. Without `tls` any client that reaches the listener reads
+    /// and writes everything: for loopback in tests.
     pub async fn serve_tcp(
         &self,
         listener: TcpListener,
@@ -112,7 +112,8 @@ impl Service {
         }
     }
 
-    /// Serves every connection `next` gives, so many at once, until the service is stopped.
+    /// Serves every connection that `next` returns, `MAX_CONNECTIONS` at once, until the service is
+    /// stopped.
     async fn accept<S, N, F>(&self, next: impl Fn() -> N, connect: impl Fn(Self, S) -> F)
     where
         N: Future<Output = io::Result<S>>,

@@ -25,7 +25,7 @@ const WAITING: usize = 16;
 const MAX_WATCHES: usize = 10_000;
 /// A response is split where it gets larger than this, as upstream.
 const MAX_RESPONSE: usize = 1 << 20;
-/// How long a watch is silent before it tells its progress, when asked to.
+/// Idle time after which a watch reports its progress, if the client asked for it.
 const PROGRESS: Duration = Duration::from_secs(10);
 /// The watch a progress answer for the whole stream carries.
 const ALL: i64 = -1;
@@ -54,7 +54,7 @@ struct Stream {
     tasks: JoinSet<()>,
     watches: HashMap<i64, Running>,
     next_id: i64,
-    /// Asks every watch to look at how far it is.
+    /// Asks every watch to check its progress.
     nudge: watch::Sender<u64>,
 }
 

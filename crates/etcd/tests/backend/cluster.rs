@@ -1,4 +1,4 @@
-//! Real etcd members: started, killed, paused, asked who leads.
+//! Real etcd members: started, killed, paused, asked for their leader.
 
 use crate::network::Network;
 use ferrite_etcd::client::{EtcdOptions, Layout, connect};
@@ -119,7 +119,7 @@ impl Cluster {
         self.leader_but(&[]).await
     }
 
-    /// The same, when what `others` think does not count.
+    /// The same, ignoring the opinion of `others`.
     pub async fn leader_but(&self, others: &[usize]) -> usize {
         for _ in 0..200 {
             for n in

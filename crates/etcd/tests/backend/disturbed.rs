@@ -1,4 +1,5 @@
-//! Three members under load while things go wrong: nothing acknowledged is lost, nothing is told twice or out of order.
+//! Three members under load and faults: no acknowledged write is lost, no event comes twice or out of
+//! order.
 
 use crate::cluster::{Cluster, logs, require};
 use crate::network::Network;
@@ -10,10 +11,10 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 const WRITERS: usize = 4;
-/// What a disturbance may take.
+/// Time limit of a disturbance.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// How far the writers are.
+/// The progress of the writers.
 struct Load {
     steps: watch::Receiver<u64>,
 }
@@ -31,7 +32,7 @@ fn number(bytes: &[u8]) -> u64 {
     std::str::from_utf8(bytes).unwrap().parse().unwrap()
 }
 
-/// Counts up under compare-and-swap until told to stop. Answers how far it came.
+/// Counts up with compare-and-swap until the test stops it. Returns the last number.
 async fn count_up(
     store: Arc<Store>,
     key: Key,
@@ -40,7 +41,7 @@ async fn count_up(
 ) -> u64 {
     let mut acknowledged = 0;
     while !*stop.borrow() {
-        // A change whose outcome was unknown may have happened: what is there counts.
+        // A change whose outcome was unknown may have happened: the stored value counts.
         let Ok(snapshot) = store.latest().await else { continue };
         let (compare, next) = match snapshot.get(key.as_bytes()) {
             Some(entry) => (Compare::ModifiedAt(key.clone(), entry.modified), number(&entry.value) + 1),
@@ -56,7 +57,7 @@ async fn count_up(
     acknowledged
 }
 
-/// Every step of every writer is told once, in order, up to what was acknowledged last.
+/// The watch delivers every step of every writer once, in order, up to the last acknowledged one.
 async fn sees_every_step(mut watch: Watch, acknowledged: &[u64]) {
     let mut seen = [0u64; WRITERS];
     while seen.iter().zip(acknowledged).any(|(seen, acknowledged)| seen < acknowledged) {

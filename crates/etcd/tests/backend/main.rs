@@ -1,4 +1,4 @@
-//! The contract, and what only a cluster can do to us, against a real etcd on loopback.
+//! The contract, and faults that only a cluster has, against a real etcd on loopback.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../../../store/tests/contract/suite.rs"]
@@ -124,7 +124,7 @@ async fn a_gap_ends_watches_and_a_restart_does_not() {
     }
     other.compact(CompactionRequest { revision: last, physical: true }).await.unwrap();
     assert_eq!(store.latest().await.unwrap().get(b"b").unwrap().value, "4");
-    // Either the watch was back before the compaction and saw all five, or it is told.
+    // Either the watch was back before the compaction and saw all five, or it ends with an error.
     let mut seen_later = Vec::new();
     let end = loop {
         match watch.next().await {

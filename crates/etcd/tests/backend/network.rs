@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-/// They end with the last who holds them: this value and the processes inside.
+/// They end with their last holder: this value and the processes inside.
 pub struct Network {
     /// Where the bridge is, and the test.
     hub: File,

@@ -3,7 +3,8 @@
 //!
 //! `cargo bench -p ferrite --bench runtime` prints a table; parts can be chosen: `-- pull start pod exec memory`.
 //! Everything happens in namespaces of its own (network, mounts, processes), so that whatever is left when the run
-//! ends badly ends with it. Columns of what is not installed stay empty. ext4 is slow to use inodes again that were
+//! ends badly ends with it. Columns of missing programs stay empty. ext4 is slow to use inodes again that
+//! were
 //! given back less than five minutes ago: pulls measured soon after an earlier run has cleaned up are slower for all.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark that fails should stop at once")]
@@ -42,8 +43,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs this program again in namespaces that take everything along when they end, and removes what the kernel
-/// keeps beyond them: control groups and files.
+/// Runs this program again in namespaces that take everything along when they end, and removes the things
+/// that the kernel keeps beyond them: control groups and files.
 fn isolate(parts: &[String]) -> ExitCode {
     if !nix::unistd::geteuid().is_root() {
         eprintln!("the benchmark runs containers and needs root");
@@ -61,7 +62,7 @@ fn isolate(parts: &[String]) -> ExitCode {
     let rounds = rounds
         .filter(|path| path.file_name().is_some_and(|n| n.to_string_lossy().starts_with(measure::ROUND)));
     for runtime in rounds.chain([dir.path().to_owned()]) {
-        // In an empty network: nothing of this machine's is looked at.
+        // In an empty network: the command sees no links of this machine.
         let down = Command::new("unshare")
             .args(["--net", "--", env!("CARGO_BIN_EXE_ferrite"), "down", "--data-dir"])
             .arg(runtime.join(sides::DATA))

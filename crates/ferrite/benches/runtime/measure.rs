@@ -1,4 +1,4 @@
-//! What is measured. The runtimes take turns, so that all of them see the same machine.
+//! The measurements. The runtimes take turns, so that all of them see the same machine.
 
 use std::path::Path;
 use std::time::Instant;
@@ -15,7 +15,7 @@ const STARTS: usize = 40;
 const EXECS: usize = 60;
 const PODS: usize = 100;
 
-/// Who takes turns.
+/// The runtimes that take turns.
 pub struct Sides<'a> {
     pub ours: &'a Side,
     pub theirs: Option<&'a Side>,
@@ -38,7 +38,7 @@ impl Sides<'_> {
 }
 
 /// Every round has runtimes of its own on directories of their own, and nothing is removed in between: file systems
-/// are slow to use again what was given back to them a moment ago.
+/// are slow to reuse space that was just freed.
 pub async fn pull(table: &mut Table, dir: &Path, pushed: &Pushed) {
     let (packed, unpacked) = pushed.large_size;
     println!("image of {} MB, {} MB compressed", unpacked / 1_000_000, packed / 1_000_000);
@@ -53,7 +53,7 @@ pub async fn pull(table: &mut Table, dir: &Path, pushed: &Pushed) {
             (pulled, durable) = (sides.times(), sides.times());
         }
         for (number, side) in sides.all().enumerate() {
-            // What the other one has left to write is not this one's to wait for.
+            // Flush first, so that this runtime does not wait for the other's writes.
             nix::unistd::sync();
             let begin = Instant::now();
             side.pull(&pushed.large).await;
@@ -136,7 +136,7 @@ pub async fn exec(table: &mut Table, sides: &Sides<'_>, runc: Option<&Runc>, ima
     table.times("exec of true, there and back", &times[0], times.get(1), runc.map(|_| &by_hand));
 }
 
-/// What pods cost in processes that are not the pods' own.
+/// Memory of the processes that serve pods but are not the pods' own.
 pub async fn memory(table: &mut Table, sides: &Sides<'_>, image: &str) {
     let (mut before, mut with, mut each) = (Vec::new(), Vec::new(), Vec::new());
     for side in sides.all() {

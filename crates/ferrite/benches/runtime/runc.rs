@@ -46,7 +46,7 @@ impl Runc {
         let mut command = Command::new("runc");
         command.arg("--root").arg(self.dir.join("state")).args(arguments);
         command.current_dir(self.dir.join("bundle")).stdin(std::process::Stdio::null());
-        // Its container keeps what it inherits: an answer is taken from a file, not from a pipe.
+        // Its container keeps inherited descriptors: an answer is taken from a file, not from a pipe.
         let said = self.dir.join("said");
         command.stdout(std::process::Stdio::null()).stderr(std::fs::File::create(&said).unwrap());
         let status = command.status().unwrap();

@@ -21,7 +21,7 @@ pub struct Side {
     pub client: Client,
     name: &'static str,
     logs: PathBuf,
-    /// How the command lines of its processes begin; those of containers do not.
+    /// Prefixes of the command lines of its processes; those of containers have others.
     commands: &'static [&'static str],
 }
 

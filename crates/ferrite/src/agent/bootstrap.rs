@@ -1,8 +1,8 @@
-//! How a node becomes a member: it finds the authority, proves the token, and has its keys certified.
+//! The way a node joins: it finds the authority, proves the token, and has its keys certified.
 //!
-//! Keys are made here and never leave the node. What was signed is kept, so that a restart needs no token; a
-//! certificate of which more than two thirds are over is asked for again with the one it replaces, at the start and while
-//! the node runs.
+//! Keys are made here and never leave the node. Signed certificates are kept, so that a restart needs no
+//! token. When more than two thirds of a certificate's time are over, the node asks for a new one with the
+//! old one, at the start and while it runs.
 
 use crate::apiserver::BoxError;
 use crate::certificates::{API_CLIENT, KUBELET_CLIENT, KUBELET_SERVING, WantedCertificate, until_rotation};
@@ -49,7 +49,7 @@ pub struct Member {
     pub dns: kube::Client,
 }
 
-/// Who wants to join, and where.
+/// The node that wants to join, and the servers to ask.
 pub struct Joining<'a> {
     /// The servers, for messages.
     pub server: &'a str,
@@ -290,8 +290,8 @@ impl Target {
     }
 }
 
-/// Asks a server, whoever it is, for the authority that it claims. Nothing is told to it, and its answer is worth
-/// nothing before it is compared with the token.
+/// Asks a server, whoever it is, for the authority that it claims. The request contains no secret, and the
+/// response proves nothing before it is compared with the token.
 pub async fn discover(target: &Target) -> Result<String, BoxError> {
     let stream = TcpStream::connect((target.host.as_str(), target.port)).await?;
     let tls = tokio_rustls::TlsConnector::from(Arc::new(ferrite_pki::unverified_client_config()?));
@@ -322,7 +322,7 @@ fn authority_of(body: &[u8]) -> Option<String> {
     String::from_utf8(base64::engine::general_purpose::STANDARD.decode(encoded).ok()?).ok()
 }
 
-/// How a client shows itself.
+/// The authentication of a client.
 pub enum Credential {
     Token(String),
     Certificate(Identity),

@@ -29,7 +29,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How packets to pods of other nodes travel.
+/// The transport of packets to pods of other nodes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum PodRoutes {
     /// Directly on the same segment, in VXLAN beyond a router.
@@ -74,7 +74,7 @@ pub struct Agent {
     /// Port of the kubelet.
     #[arg(long, default_value_t = 10250, value_name = "PORT")]
     kubelet_port: u16,
-    /// How packets to pods of other nodes travel.
+    /// The transport of packets to pods of other nodes.
     #[arg(long, value_enum, default_value_t, value_name = "HOW")]
     pod_routes: PodRoutes,
     /// The node's resolver configuration, for names outside the cluster.
@@ -85,7 +85,7 @@ pub struct Agent {
     insecure_registry: Vec<String>,
     #[command(flatten)]
     cni: node::CniOptions,
-    /// Who makes control groups: the kubelet and the runtime themselves, or systemd when they ask it to.
+    /// The maker of cgroups: the kubelet and the runtime themselves, or systemd on their behalf.
     #[arg(long, value_enum, default_value_t, value_name = "DRIVER")]
     cgroup_driver: CgroupDriver,
     /// Write messages to the log in the data directory, which is rotated.
@@ -346,7 +346,7 @@ async fn pod_cidrs(
     cidrs.ok_or_else(|| "the node was never given a range for its pods".into())
 }
 
-/// Opens the door for `ferrite image`.
+/// Opens the control socket for `ferrite image`.
 fn listen(paths: &Paths, embedded: &Embedded, scope: &Scope) -> Result<(), BoxError> {
     let control = Control { images: Arc::clone(&embedded.images), runtime: Arc::clone(&embedded.runtime) };
     scope.spawn(control.listen(paths)?);

@@ -19,9 +19,9 @@ use tokio_util::sync::CancellationToken;
 
 /// A server that does not take a connection in this time is left for the next.
 const CONNECT: Duration = Duration::from_secs(3);
-/// How often the current server is asked whether it lives, and how long it may take.
+/// Interval between probes of the current server, and the time limit of each.
 const PROBE: Duration = Duration::from_secs(5);
-/// So many probes in a row without an answer mean that the server is gone.
+/// Number of failed probes in a row after which the server counts as gone.
 const MISSED: u32 = 2;
 /// Connections at once: a node has a few clients with a few connections each.
 const CONNECTIONS: usize = 512;
@@ -61,9 +61,9 @@ impl ServerList {
         Self(list)
     }
 
-    /// What the cluster says. Servers that are still there keep their order; others are dropped, but for the current
-    /// one, which is in use, and for `given`, which may be a name in front of all of them. Nothing is learned from an
-    /// empty list.
+    /// Takes over the cluster's list. Servers that are still in it keep their order. Others are dropped,
+    /// except the current one, which is in use, and `given`, which may be a name in front of all of them.
+    /// An empty list changes nothing.
     fn learn(&self, told: &[ServerAddress], given: Option<&ServerAddress>) -> Self {
         if told.is_empty() {
             return self.clone();
@@ -118,7 +118,7 @@ pub struct Servers {
 }
 
 impl Servers {
-    /// Starts forwarding. `given` is what the user names; without it there must be a list in `file`.
+    /// Starts forwarding. `given` is the user's server; without it there must be a list in `file`.
     pub async fn start(file: &Path, given: Option<ServerAddress>, scope: &Scope) -> Result<Self, BoxError> {
         let kept = match ferrite_hostfs::read_head(file, 1 << 20) {
             Ok(bytes) => ferrite_json::from_slice(&bytes).unwrap_or_default(),

@@ -1,4 +1,4 @@
-//! What a cluster needs so that nodes can join it: rights of those that ask, and what they are told.
+//! The objects that let nodes join a cluster: rights for those that ask, and settings that they read.
 
 pub mod servers;
 pub mod token;
@@ -19,22 +19,22 @@ use std::time::Duration;
 /// between nodes are made with it, and so are the filters of NetworkPolicies.
 pub const PROXY_USER: &str = "system:kube-proxy";
 pub const DNS_USER: &str = "system:ferrite:dns";
-/// The rights of nodes to read NetworkPolicies and what they are about.
+/// The rights of nodes to read NetworkPolicies and the objects that they select.
 const POLICIES_ROLE: &str = "ferrite:node-network-policies";
 
-/// How long a server that is asked for the first time may take.
+/// Time limit of a server's first response.
 const DISCOVERY_TIME: Duration = Duration::from_secs(10);
 
 const FIELD_MANAGER: &str = "ferrite-joining";
 /// Where anybody finds the authority, as kubeadm has it.
 pub const DISCOVERY_NAMESPACE: &str = "kube-public";
 pub const DISCOVERY: &str = "cluster-info";
-/// Where nodes find what they are told of the cluster.
+/// Namespace of the settings that nodes read.
 const SETTINGS_NAMESPACE: &str = "kube-system";
 const SETTINGS: &str = "ferrite-cluster";
 const SERVERS: &str = "ferrite-servers";
 
-/// What a node is told of its cluster.
+/// The cluster's settings for its nodes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClusterSettings {
     /// Addresses of all pods.
@@ -108,7 +108,7 @@ async fn list_server(client: &kube::Client, address: IpAddr) -> Result<(), kube:
     maps.patch(SERVERS, &apply, &Patch::Apply(map)).await.map(drop)
 }
 
-/// Publishes what joining needs, and the address of this server. What a user has changed in rights stays as it is.
+/// Publishes the objects for joining, and the address of this server. A user's changes of rights stay.
 pub async fn publish(
     client: &kube::Client,
     ca: &str,
@@ -145,7 +145,7 @@ pub async fn publish(
     Ok(())
 }
 
-/// What a node reads to filter packets by NetworkPolicies.
+/// The rights of a node that filters packets by NetworkPolicies.
 fn policies_role() -> Value {
     let read = json!(["list", "watch"]);
     json!({

@@ -188,7 +188,7 @@ impl JoinCluster {
     }
 }
 
-/// What came of one attempt. An error is one that may pass.
+/// The result of one attempt. An error may be temporary.
 enum Fetched {
     Keys(SharedKeys),
     Never(ServerJoinError),

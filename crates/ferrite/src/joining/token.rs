@@ -23,7 +23,7 @@ const NAMESPACE: &str = "kube-system";
 const TYPE: &str = "bootstrap.kubernetes.io/token";
 const PREFIX: &str = "bootstrap-token-";
 
-/// How long a token of a node is good for.
+/// Lifetime of a node's token.
 const LIFETIME: Duration = Duration::from_secs(24 * 3600);
 
 const HASH: usize = 64;
@@ -135,7 +135,7 @@ impl JoinToken {
     }
 }
 
-/// So many characters that nobody guesses. 122 random bits are more than 16 characters hold.
+/// A random text of this length that nobody can guess. 122 random bits are more than 16 characters hold.
 fn random(length: usize) -> String {
     const ALPHABET: &[u8; 36] = b"0123456789abcdefghijklmnopqrstuvwxyz";
     let mut number = uuid::Uuid::new_v4().as_u128();
@@ -162,13 +162,13 @@ pub struct TokenCommand {
 enum Command {
     /// Make a token and print it.
     Create {
-        /// How long it is good for; 0s is for ever. 24h0m0s without it, 2h0m0s for servers.
+        /// Lifetime; 0s is for ever. 24h0m0s without it, 2h0m0s for servers.
         #[arg(long, value_name = "DURATION")]
         ttl: Option<GoDuration>,
         /// Make a token for a further server of the cluster instead of a node. Its bearer gets all keys of the cluster.
         #[arg(long)]
         server: bool,
-        /// What it is for.
+        /// Purpose of the token.
         #[arg(long, default_value = "", value_name = "TEXT")]
         description: String,
     },

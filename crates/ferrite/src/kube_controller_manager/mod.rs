@@ -64,7 +64,7 @@ pub struct KubeControllerManager {
     /// Addresses of Services, which no node gets.
     #[arg(long, value_delimiter = ',', value_name = "CIDR[,CIDR]", value_parser = parse_range)]
     service_cluster_ip_range: Vec<Cidr>,
-    /// How long a node may be silent before it is taken for lost.
+    /// Time without a heartbeat after which a node counts as lost.
     #[arg(long, default_value = "50s", value_name = "DURATION")]
     node_monitor_grace_period: GoDuration,
     /// The same for a node that has never reported.
@@ -78,7 +78,7 @@ pub struct KubeControllerManager {
     /// Addresses of one subset of Endpoints that are mirrored at most.
     #[arg(long, default_value_t = 1000, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
     mirroring_max_endpoints_per_subset: u16,
-    /// Delete what belonged to objects that are gone. The API server must have the same setting.
+    /// Delete objects whose owners are gone. The API server must have the same setting.
     #[arg(long, default_value_t = true, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
     enable_garbage_collector: bool,
     /// Hand claims without a volume to the provisioners of their classes.
@@ -91,7 +91,7 @@ pub struct KubeControllerManager {
     /// Quotas are counted anew so often even if nothing changed.
     #[arg(long, default_value = "5m0s", value_name = "DURATION")]
     resource_quota_sync_period: GoDuration,
-    /// Finished pods beyond so many are removed, oldest first; 0 keeps all.
+    /// Number of finished pods to keep; beyond it the oldest are removed. 0 keeps all.
     #[arg(long, default_value_t = 12500, value_name = "N")]
     terminated_pod_gc_threshold: usize,
     #[command(flatten)]
@@ -221,7 +221,7 @@ impl EvictionFlags {
 /// Flags of the horizontal pod autoscaler.
 #[derive(Debug, clap::Args)]
 pub struct AutoscalingFlags {
-    /// The time between two looks at a HorizontalPodAutoscaler.
+    /// The time between two syncs of a HorizontalPodAutoscaler.
     #[arg(long, default_value = "15s", value_name = "DURATION")]
     horizontal_pod_autoscaler_sync_period: GoDuration,
     /// Nothing is scaled below a recommendation of so long ago.
@@ -236,7 +236,7 @@ pub struct AutoscalingFlags {
     /// The time after a pod's start in which changes of its readiness are part of the start.
     #[arg(long, default_value = "30s", value_name = "DURATION")]
     horizontal_pod_autoscaler_initial_readiness_delay: GoDuration,
-    /// HorizontalPodAutoscalers looked at at once.
+    /// Number of HorizontalPodAutoscalers synced in parallel.
     #[arg(long, default_value_t = 5, value_name = "N")]
     concurrent_horizontal_pod_autoscaler_syncs: usize,
 }
@@ -377,7 +377,7 @@ impl KubeControllerManager {
     }
 }
 
-/// Says which names are wrong, and what may have been meant.
+/// Names the wrong names, and similar ones.
 fn unknown_controllers(names: &[String]) -> String {
     let hints = names.iter().map(|name| {
         let known = ferrite_controllers::CONTROLLERS.iter().map(|entry| entry.name);

@@ -97,7 +97,7 @@ impl<'de> Deserialize<'de> for GoDuration {
     }
 }
 
-/// How local traffic is told, before the node is known.
+/// The way to recognise local traffic, before the node is known.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DetectLocalMode {
     None,
@@ -161,7 +161,7 @@ impl KubeProxyConfiguration {
         serde_saphyr::from_str(text)
     }
 
-    /// Checks and completes the configuration for a machine with so many processors.
+    /// Checks and completes the configuration for a machine with this number of processors.
     pub fn settings(&self, processors: u32) -> Result<Settings, ConfigError> {
         let bad =
             |field, value: &str, expected| ConfigError::Bad { field, value: value.to_owned(), expected };

@@ -20,7 +20,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long to wait for the node's object and its addresses.
+/// Longest wait for the node's object and its addresses.
 const NODE_PATIENCE: Duration = Duration::from_secs(60);
 
 /// Options of the proxy, with upstream's names. All but --config, --cleanup, --master and --hostname-override are
@@ -63,13 +63,13 @@ pub struct KubeProxy {
     /// Addresses of all pods: one range, or one of each family, separated by a comma.
     #[arg(long, value_name = "CIDR")]
     cluster_cidr: Option<String>,
-    /// How to tell traffic of pods: ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix.
+    /// Way to recognise traffic of pods: ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix.
     #[arg(long, value_name = "MODE")]
     detect_local_mode: Option<String>,
     /// The bridge that pods are on.
     #[arg(long, value_name = "NAME")]
     pod_bridge_interface: Option<String>,
-    /// What the names of pods' interfaces begin with.
+    /// Prefix of the names of pods' interfaces.
     #[arg(long, value_name = "PREFIX")]
     pod_interface_name_prefix: Option<String>,
     /// Addresses of the node at which node ports answer: CIDRs, or `primary`; all by default.
@@ -286,7 +286,8 @@ fn proxy_config(
     })
 }
 
-/// Sets what connection tracking needs. In a container `/proc/sys` may be read-only: that is not a reason to fail.
+/// Sets the sysctls of connection tracking. In a container `/proc/sys` may be read-only: that is not a
+/// reason to fail.
 fn set_sysctls(settings: &Settings) {
     for sysctl in &settings.sysctls {
         let file = format!("/proc/sys/net/netfilter/{}", sysctl.name);

@@ -27,7 +27,7 @@ pub enum FlagError {
     Label(String),
 }
 
-/// Flags of the process, with a value each, and what they are for.
+/// Flags of the process, with a value each, and their descriptions.
 const PROCESS: &[(&str, &str)] = &[
     ("config", "KubeletConfiguration file; flags are laid over it"),
     ("config-dir", "directory of drop-ins for it: files that end in .conf, in the order of their names"),

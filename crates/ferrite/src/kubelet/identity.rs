@@ -1,5 +1,5 @@
-//! Who the kubelet is: its client certificate towards the API server and the certificate of its own port, the first ones
-//! and those that replace them while it runs.
+//! The kubelet's identity: its client certificate towards the API server and the certificate of its own
+//! port, the first ones and those that replace them while it runs.
 
 use crate::apiserver::BoxError;
 use crate::certificates::{
@@ -106,7 +106,7 @@ fn write_private(path: &Path, text: &str) -> std::io::Result<()> {
     std::fs::rename(&temporary, path)
 }
 
-/// How the kubelet reaches its API server.
+/// The kubelet's access to its API server.
 pub struct ClientIdentity<'a> {
     pub node: &'a str,
     pub kubeconfig: &'a Path,

@@ -307,7 +307,7 @@ fn quantity(field: &'static str, text: &str) -> Result<Quantity, SettingsError> 
     Quantity::parse(text).map_err(|_| bad(field, format!("{text:?} is no quantity")))
 }
 
-/// What the system and the kubelet keep for themselves.
+/// The resources reserved for the system and the kubelet.
 struct Reserved {
     cpu_milli: i64,
     memory: i64,
@@ -335,8 +335,8 @@ impl Reserved {
     }
 }
 
-/// When pods are ended for the node's sake. As upstream: whoever names one hard threshold names them all, unless the
-/// defaults are to be merged.
+/// The thresholds at which pods are evicted. As upstream: one hard threshold replaces all defaults, unless
+/// the defaults are to be merged.
 fn eviction(settings: &Settings) -> Result<EvictionSettings, SettingsError> {
     const FIELD: &str = "evictionSoftGracePeriod";
     let (usual, given) = (EvictionSettings::upstream(), settings.map("evictionHard"));
@@ -363,7 +363,7 @@ fn eviction(settings: &Settings) -> Result<EvictionSettings, SettingsError> {
     })
 }
 
-/// Memory that pods cannot have, as upstream's hard threshold takes it off what is allocatable.
+/// Memory that pods cannot have, as upstream subtracts its hard threshold from allocatable memory.
 fn eviction_memory(eviction: &EvictionSettings, total: i64) -> Result<i64, SettingsError> {
     const FIELD: &str = "evictionHard";
     let Some(text) = eviction.hard.get("memory.available") else { return Ok(0) };
@@ -385,7 +385,7 @@ fn total_memory() -> i64 {
     kilobytes.unwrap_or(0).saturating_mul(1024)
 }
 
-/// What upstream checks before it starts.
+/// The checks that upstream makes before it starts.
 fn check_machine(settings: &Settings) -> Result<(), BoxError> {
     let swaps = std::fs::read_to_string("/proc/swaps").unwrap_or_default();
     if settings.bool("failSwapOn") && swaps.lines().skip(1).any(|line| !line.trim().is_empty()) {

@@ -41,7 +41,7 @@ pub enum Form {
     Any,
 }
 
-/// What becomes of a field.
+/// The treatment of a field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     Acted,
@@ -204,7 +204,7 @@ impl Settings {
     }
 }
 
-/// Reads a file strictly. A drop-in may leave out what it is.
+/// Reads a file strictly. A drop-in may leave out its kind.
 fn read_file(path: &Path, whole: bool) -> Result<Value, SettingsError> {
     let failed = |source| SettingsError::Read { path: path.to_owned(), source };
     let file = std::fs::File::open(path).map_err(failed)?;

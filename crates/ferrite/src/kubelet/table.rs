@@ -1,4 +1,4 @@
-//! Every field of KubeletConfiguration v1beta1: its flag, its form, upstream's default, and what becomes of it.
+//! Every field of KubeletConfiguration v1beta1: its flag, its form, upstream's default, and its treatment.
 
 use super::settings::{Form, Form::*, Setting, Verdict, Verdict::*};
 

@@ -14,7 +14,7 @@ const KEPT: usize = 3;
 /// The log of this process, when it has one.
 static LOG: OnceLock<Mutex<Rotated>> = OnceLock::new();
 
-/// From now on what is logged goes to `path`, and so does everything else on standard error.
+/// From now on log messages go to `path`, and so does everything else on standard error.
 pub fn log_to(path: &Path) -> io::Result<()> {
     let log = Rotated::open(path, MOST_BYTES)?;
     nix::unistd::dup2_stderr(&log.file)?;
@@ -65,7 +65,7 @@ impl Rotated {
         Ok(Self { path: path.to_owned(), file, length, most })
     }
 
-    /// Counts bytes that are about to be written. Tells whether they belong in a new file.
+    /// Counts bytes that are about to be written. Returns true if they belong in a new file.
     fn count(&mut self, bytes: usize) -> bool {
         let full = self.length > 0 && self.length + bytes as u64 > self.most;
         self.length += bytes as u64;

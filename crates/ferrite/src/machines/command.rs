@@ -27,7 +27,7 @@ pub struct NodeCommand {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// List nodes and what they do.
+    /// List nodes and their states.
     #[command(visible_alias = "ls")]
     List,
     /// Make another node.

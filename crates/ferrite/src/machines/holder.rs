@@ -32,7 +32,8 @@ pub fn start(hostname: &str) -> io::Result<tokio::process::Child> {
         command.pre_exec(move || {
             check(libc::setsid())?;
             check(libc::unshare(libc::CLONE_NEWNET | libc::CLONE_NEWNS | libc::CLONE_NEWUTS))?;
-            // What the host unmounts goes here, too; what is mounted here stays here. Pods may share it among themselves.
+            // An unmount on the host applies here, too; mounts made here stay here. Pods may share them
+            // among themselves.
             for flag in [libc::MS_SLAVE, libc::MS_SHARED] {
                 let root = c"/".as_ptr();
                 check(libc::mount(

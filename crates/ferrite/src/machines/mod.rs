@@ -1,7 +1,8 @@
 //! Nodes on this machine that have networks, mounts, host names, control groups and directories of their own.
 //!
-//! Each is a machine ([`holder`]) on which an ordinary `ferrite agent` runs. What is known of a node is in a file beside
-//! its directory; whoever holds the lock may change it: the cluster's process at its start, or a `ferrite node` command.
+//! Each is a machine ([`holder`]) on which an ordinary `ferrite agent` runs. A file beside the node's
+//! directory describes it. The process that holds the lock may change it: the cluster's process at its
+//! start, or a `ferrite node` command.
 
 pub mod command;
 pub mod holder;
@@ -23,7 +24,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
-/// What all nodes of this machine are started with.
+/// Options common to all nodes of this machine.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MachineOptions {
@@ -33,7 +34,7 @@ pub struct MachineOptions {
     pub resolv_conf: PathBuf,
 }
 
-/// What is known of one node.
+/// The record of one node.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Machine {
@@ -47,7 +48,7 @@ pub struct Machine {
     /// When that process started: a recycled number is not mistaken for it.
     #[serde(default)]
     pub started: u64,
-    /// Switched off by the user, who switches it on again.
+    /// Switched off by the user, until they switch it on again.
     #[serde(default)]
     pub off: bool,
 }
@@ -59,7 +60,7 @@ impl Machine {
     }
 }
 
-/// What a node does, as `ferrite node list` tells.
+/// The state of a node, as `ferrite node list` shows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Condition {
     Running,
@@ -160,7 +161,7 @@ impl Machines {
         write(&self.record(&machine.name), machine)
     }
 
-    /// Keeps what nodes that are added later are started with.
+    /// Saves the start options of nodes that are added later.
     pub fn remember(&self, options: &MachineOptions) -> Result<(), BoxError> {
         write(&self.paths.nodes().join("options.json"), options)
     }
@@ -186,7 +187,7 @@ impl Machines {
         Ok(machine)
     }
 
-    /// Starts the nodes that there are and as many more as `wanted` asks for. Answers those that will be Ready.
+    /// Starts the existing nodes, and new ones up to `wanted`. Returns those that will be Ready.
     pub async fn start_all<F>(
         &self,
         first: &str,
@@ -218,7 +219,7 @@ impl Machines {
         Ok(names)
     }
 
-    /// Switches a node on, and starts its agent. What runs already goes on.
+    /// Switches a node on, and starts its agent. A running node or agent goes on.
     pub async fn start(
         &self,
         mut machine: Machine,
@@ -348,7 +349,7 @@ impl Machines {
         Ok(())
     }
 
-    /// What the node does now.
+    /// The node's current state.
     pub fn condition(paths: &Paths, machine: &Machine) -> Condition {
         if machine.holder().is_none() {
             return Condition::Off;

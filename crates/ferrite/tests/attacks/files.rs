@@ -1,4 +1,4 @@
-//! From inside a container: what it writes where a root process reads, follows or removes.
+//! Attacks from inside a container: files that it writes where a root process reads, follows or removes.
 
 #[path = "files/claims.rs"]
 mod claims;

@@ -1,5 +1,5 @@
-//! Attacks on the built program: each test does what an attacker did, with real containers and clients, and checks
-//! that nothing came of it.
+//! Attacks on the built program: each test repeats an attack, with real containers and clients, and checks
+//! that it fails.
 //!
 //! One module for each position an attacker may have.
 

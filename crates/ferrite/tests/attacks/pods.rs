@@ -241,7 +241,7 @@ fn idle_connections_to_the_kubelet_keep_nobody_out() {
             let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(5)).ok()?;
             stream.set_read_timeout(Some(Duration::from_secs(1))).ok()?;
             let mut session = rustls::ClientConnection::new(tls.clone(), "node".try_into().unwrap()).unwrap();
-            // Whoever has no place any more does not finish the handshake.
+            // A connection that lost its place does not finish the handshake.
             let _ = session.complete_io(&mut stream);
             Some((session, stream))
         };

@@ -17,7 +17,7 @@ pub fn image(path: &Path, name: &str, page: &str, command: &[&str]) {
     odd_image(path, name, page, command, &Oddities::default());
 }
 
-/// What an image may have that no honest one has.
+/// Contents of an image that no honest one has.
 #[derive(Default)]
 pub struct Oddities<'a> {
     pub user: &'a str,

@@ -81,7 +81,7 @@ fn a_machine_that_cannot_run_a_cluster_says_why() {
         String::from_utf8_lossy(&output.stderr).into_owned()
     };
     let mut unprivileged = world.ferrite(&["up"]);
-    // The binary may lie where only root can go; what counts is what it says.
+    // The binary may lie where only root can go; the test needs only its output.
     let copy = world.path("ferrite");
     std::fs::copy(ferrite(), &copy).unwrap();
     std::fs::set_permissions(world.path(""), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();

@@ -161,7 +161,7 @@ async fn watches(client: Client) {
     assert_eq!(seen, [("added", "1".into()), ("modified", "2".into()), ("deleted", "2".into())]);
     drop(stream);
 
-    // A streamed list: what there is, then a bookmark that says that this was all.
+    // A streamed list: the existing objects, then a bookmark that ends the list.
     maps.create(&post, &config_map("w", json!({}))).await.unwrap();
     let parameters = WatchParams::default().labels("made-by=rust").initial_events().timeout(20);
     let mut stream = maps.watch(&parameters, "0").await.unwrap().boxed();
@@ -196,7 +196,7 @@ async fn server_side_apply(client: Client) {
     assert_eq!(forced.data.as_ref().unwrap()["k"], "2");
     let managers: Vec<_> = forced.managed_fields().iter().filter_map(|m| m.manager.as_deref()).collect();
     assert_eq!(managers, ["two"], "a manager without fields is gone");
-    // What a manager leaves out, it gives up.
+    // A manager gives up the fields that it leaves out.
     let empty = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "applied"}});
     assert_eq!(maps.patch("applied", &two, &Patch::Apply(empty)).await.unwrap().data, None);
     maps.delete("applied", &DeleteParams::default()).await.unwrap();

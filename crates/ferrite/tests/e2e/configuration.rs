@@ -1,4 +1,4 @@
-//! What a pod is given: environment, files, order of start, probes.
+//! Tests of a pod's configuration: environment, files, order of start, probes.
 
 use crate::world::*;
 

@@ -65,8 +65,8 @@ impl Drop for Containerd {
         let _ = self.child.kill();
         let _ = self.child.wait();
         let directory = self.dir.path().to_str().unwrap().to_owned();
-        // Shims outlive containerd by design; those of ours name our socket. Ending one ends what it runs only if its
-        // pod was removed before, so whatever lives below our directory is ended too.
+        // Shims outlive containerd by design; those of ours name our socket. Ending one ends its processes
+        // only if its pod was removed before, so whatever lives below our directory is ended too.
         for pid in processes() {
             let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
             let root = std::fs::read_to_string(format!("/proc/{pid}/mountinfo")).unwrap_or_default();
@@ -132,7 +132,7 @@ spec:
     std::io::Write::write_all(&mut child.stdin.take().unwrap(), b"through and back\n").unwrap();
     assert_eq!(child.wait_with_output().unwrap().stdout, b"through and back\n");
 
-    // containerd of this age tells no events: the end of a container is seen all the same.
+    // containerd of this age sends no events: the kubelet sees the end of a container all the same.
     world.kubectl(&[
         "run",
         "short",
@@ -151,7 +151,8 @@ spec:
     assert_eq!(container_status(&short)["state"]["terminated"]["exitCode"], 3);
     assert_eq!(world.kubectl(&["logs", "-f", "short"]), "done\n");
 
-    // The cluster goes, with a pod that has ended, and comes back, without being told again where its pods are: the same container goes on.
+    // The cluster goes, with a pod that has ended, and comes back without the runtime's address on its
+    // command line: the same container goes on.
     world.kill();
     let moved = ["up", "--container-runtime-endpoint", "unix:///run/other.sock"];
     let refused = world.ferrite(&moved).output().unwrap();

@@ -7,7 +7,7 @@ use ferrite_json::{Value, json};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-/// A plugin that writes down what it was asked and answers with what opens the registry.
+/// A plugin that records its requests and answers with the registry's credentials.
 fn plugin(world: &World, name: &str, check: &str) {
     let path = world.path("plugins").join(name);
     let asked = world.path(&format!("{name}.asked"));

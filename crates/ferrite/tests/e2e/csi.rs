@@ -119,7 +119,7 @@ fn sh(world: &World, pod: &str, script: &str) -> String {
     world.kubectl(&["exec", pod, "--", "/bin/busybox", "sh", "-c", script])
 }
 
-/// What is mounted of CSI volumes below the kubelet's directory, sub-paths included.
+/// The mounts of CSI volumes below the kubelet's directory, sub-paths included.
 fn mounts(world: &World) -> Vec<String> {
     let kubelet = world.data().join("kubelet").canonicalize().unwrap();
     let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
@@ -136,7 +136,7 @@ fn in_use(world: &World) -> Vec<Value> {
 #[test]
 fn a_claim_is_provisioned_attached_mounted_grown_and_removed() {
     let (world, _driver) = cluster();
-    // What the driver says of the node is in the API.
+    // The API has the driver's facts about the node.
     let node = world.watch(&["csinode", "node"], |node| node["spec"]["drivers"][0]["name"] == DRIVER);
     assert_eq!(node["spec"]["drivers"][0]["allocatable"]["count"], 100);
     assert_eq!(node["metadata"]["ownerReferences"][0]["kind"], "Node");
@@ -167,7 +167,7 @@ fn a_claim_is_provisioned_attached_mounted_grown_and_removed() {
         let conditions = claim["status"]["conditions"].as_array();
         conditions.is_some_and(|all| all.iter().any(|one| one["type"] == "FileSystemResizePending"))
     });
-    // A change of the pod has its volumes looked at now and not within a minute.
+    // A change of the pod makes the kubelet check its volumes now and not within a minute.
     world.kubectl(&["annotate", "pod", "one", "look=now"]);
     let grown = world.watch(&["pvc", "disk"], |claim| claim["status"]["capacity"]["storage"] == "2Gi");
     assert!(grown["status"]["conditions"].as_array().is_none_or(Vec::is_empty), "{}", grown["status"]);

@@ -119,7 +119,7 @@ fn a_pod_has_the_devices_that_it_asks_for() {
         |health: &str| json!([{"name": RESOURCE, "resources": [{"health": health, "resourceID": "two"}]}]);
     assert_eq!(health(&first), shown("Healthy"));
 
-    // A sick device is told, and not given away.
+    // A sick device is reported, and not given away.
     plugin.order("sick two");
     node(&world, "2", "1");
     world.watch(&["pod", "first"], |pod| health(pod) == shown("Unhealthy"));
@@ -140,7 +140,8 @@ fn a_pod_has_the_devices_that_it_asks_for() {
     world.wait_ready("second");
     plugin.wait_for(&world, "a container starts with one");
 
-    // The kubelet is killed and starts again: the plugin registers by itself, pods go on, and what they have stays theirs.
+    // The kubelet is killed and starts again: the plugin registers by itself, and pods go on and keep their
+    // devices.
     world.kill();
     world.up();
     plugin.wait_for(&world, "registered");

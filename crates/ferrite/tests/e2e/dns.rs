@@ -31,7 +31,7 @@ fn outside_resolver(world: &World) {
     });
 }
 
-/// What a name stands for in a pod; nothing if it is not known there.
+/// The addresses of a name as a pod resolves it; empty if the pod does not find the name.
 fn lookup(world: &World, pod: &str, name: &str) -> Vec<String> {
     let output = world.try_kubectl(&["exec", pod, "--", "/ferrite", "tools", "dns", name]);
     let mut found: Vec<String> = String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect();
@@ -272,7 +272,7 @@ fn ip(netns: &Netns, arguments: &str) {
 #[test]
 fn machines_beside_this_one_get_no_answer() {
     let world = World::start();
-    // A neighbour on a network of its own with the node, who knows the way to the cluster's addresses.
+    // A neighbour on a network of its own with the node, with a route to the cluster's addresses.
     let neighbour = Netns::new();
     let place = neighbour.run(|| std::fs::File::open("/proc/thread-self/ns/net").unwrap());
     let fd = std::os::fd::AsRawFd::as_raw_fd(&place);

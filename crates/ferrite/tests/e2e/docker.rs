@@ -34,7 +34,7 @@ impl Engine {
     }
 
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
-        // A bound for everything: what hangs must not hang the suite.
+        // A time limit for everything: a hanging command must not hang the suite.
         let mut command = Command::new("timeout");
         command.args(["-s", "KILL", "120"]).arg(ferrite());
         self.finish(command, arguments)
@@ -51,7 +51,7 @@ impl Engine {
         self.command(arguments).output().unwrap()
     }
 
-    /// What a command that must succeed prints.
+    /// The output of a command that must succeed.
     pub(crate) fn ok(&self, arguments: &[&str]) -> String {
         let output = self.run(arguments);
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -91,7 +91,7 @@ impl Engine {
         places.filter(|group| group.exists()).collect()
     }
 
-    /// What is left of this engine on the machine.
+    /// The traces of this engine on the machine.
     pub(crate) fn traces(&self) -> Vec<String> {
         let data = self.path("d").display().to_string();
         let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();

@@ -246,7 +246,7 @@ fn a_restart_whose_waiter_was_killed() {
             line.contains("internal-ended") && line.contains(&engine.path("d").display().to_string())
         })
     };
-    // Its pauses grow: after some rounds there is time to find who waits.
+    // Its pauses grow: after some rounds there is time to find the waiting process.
     eventually("it waits for a while", || {
         let state = engine.inspect("again", "{{.State.Status}} {{.RestartCount}}");
         let (status, count) = state.split_once(' ')?;

@@ -1,4 +1,4 @@
-//! The ingress controller: hosts, paths, certificates and WebSockets to real pods, and authors who mean harm.
+//! The ingress controller: hosts, paths, certificates and WebSockets to real pods, and malicious authors.
 
 use crate::world::*;
 use futures_util::{SinkExt, StreamExt};
@@ -14,7 +14,7 @@ fn server(world: &World, namespace: &str, name: &str) {
     world.kubectl(&[&namespace[..], &expose].concat());
 }
 
-/// What curl prints, with the status on a line of its own.
+/// The output of curl, with the status on a line of its own.
 fn curl(world: &World, arguments: &[&str]) -> String {
     let common = ["-s", "--max-time", "10", "-w", "\n%{http_code} %{http_version}"];
     let output =

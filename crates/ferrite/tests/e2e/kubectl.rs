@@ -5,7 +5,7 @@ use crate::world::*;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
 
-/// A command line, split at spaces (`_` stands for a space inside a word), and what its output contains.
+/// A command line, split at spaces (`_` stands for a space inside a word), and a part of its output.
 type Row = (&'static str, &'static str);
 
 /// Runs the rows one after another.
@@ -18,7 +18,7 @@ fn run_any(world: &World, rows: &[Row]) {
     check(world, rows, true, 4);
 }
 
-/// Rows that must fail, with what kubectl complains about.
+/// Rows that must fail, with kubectl's error.
 fn fail(world: &World, rows: &[Row]) {
     check(world, rows, false, 4);
 }
@@ -503,7 +503,7 @@ fn onto_nodes(world: &World) {
     world.kubectl(&["wait", "--for=delete", &format!("pod/{name}"), "--timeout=30s"]);
 }
 
-/// Eviction asks the budget; without one, what is left goes.
+/// Eviction asks the budget; without one, the remaining pods go.
 fn drains(world: &World) {
     run(world, &[("create pdb keep --selector=app=web --min-available=100%", "keep created")]);
     run(world, &[("cordon node", "node/node cordoned"), ("get nodes", "Ready,SchedulingDisabled")]);

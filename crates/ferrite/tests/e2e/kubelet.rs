@@ -166,7 +166,7 @@ fn mirror(world: &World, name: &str) -> Value {
     eventually(&format!("the mirror of {name} is ready"), || get(world, &["pod", name]).filter(is_ready))
 }
 
-/// What a caller gets from the kubelet's own port.
+/// The response of the kubelet's own port.
 fn ask(world: &World, token: &str, path: &str) -> (String, String) {
     let url = format!("https://{NODE_IP}:10250{path}");
     let header = format!("Authorization: Bearer {token}");
@@ -317,7 +317,7 @@ fn a_kubelet_of_its_own_joins_runs_pods_and_outlives_its_server() {
         kubectl(&world, &["exec", "plain", "--", "/ferrite", "tools", "get", "http://127.0.0.1:8080/"]);
     assert!(said.contains("plain"), "{said}");
 
-    // The API server decides who may ask the kubelet, and what.
+    // The API server decides about callers of the kubelet and their rights.
     kubectl(&world, &["create", "serviceaccount", "scraper"]);
     let scraper = kubectl(&world, &["create", "token", "scraper"]).trim().to_owned();
     assert_eq!(ask(&world, "", "/metrics").0, "401");
@@ -357,7 +357,7 @@ fn a_kubelet_of_its_own_joins_runs_pods_and_outlives_its_server() {
     });
     assert_eq!(container_status(&again)["containerID"], container_status(&first)["containerID"]);
 
-    // The API server goes: what the directory asks for runs all the same, and is shown when the server is back.
+    // The API server goes: pods of the directory run all the same, and are shown when the server is back.
     server.stop();
     machine.write_web("later", 8092);
     assert!(machine.web(8092).contains("static"));
@@ -410,7 +410,7 @@ fn a_kubelet_without_an_api_server_runs_its_directory() {
     assert_eq!(ask(&world, "", "/containerLogs/default/web-alone/c").0, "200");
     assert!(world.log().contains("half.yaml"), "{}", world.log());
 
-    // Killed and started anew, it adopts what runs.
+    // Killed and started anew, it adopts the running pods.
     drop(kubelet);
     let kubelet = machine.kubelet(&configuration, &[]);
     let restarts = eventually("it is adopted", || {

@@ -1,10 +1,10 @@
-//! The cluster itself: who holds it, detaching, and going away without a trace.
+//! The cluster itself: its process, detaching, and going away without a trace.
 
 use crate::world::*;
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// What of the machine a cluster may change.
+/// The parts of the machine that a cluster may change.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Traces {
     pub mounts: BTreeSet<String>,
@@ -16,8 +16,8 @@ pub struct Traces {
 }
 
 impl Traces {
-    /// Everything of this test's own: others run beside it, so only what mentions our directory, our cluster or
-    /// our namespace counts.
+    /// Everything of this test's own: others run beside it, so only traces that mention our directory, our
+    /// cluster or our namespace count.
     pub fn take(world: &World) -> Self {
         let root = world.path("");
         let ours = root.to_str().unwrap().trim_end_matches('/').to_owned();

@@ -1,4 +1,4 @@
-//! What the pod network does for pods besides carrying their packets.
+//! Tests of the pod network besides carrying packets.
 
 use crate::world::*;
 

@@ -1,4 +1,4 @@
-//! The program as somebody meets it who has just read the first page of the manual.
+//! The program as a new user meets it, after reading the first page of the manual.
 
 use crate::docker::Engine;
 use crate::world::*;

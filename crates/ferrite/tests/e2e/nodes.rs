@@ -39,7 +39,7 @@ fn start_pods(world: &World, nodes: &[&str]) {
     }
 }
 
-/// What a pod gets from an address; the proxy and the names follow the API a moment later.
+/// A pod's response from an address; the proxy and the names follow the API a moment later.
 fn get(world: &World, pod: &str, url: &str) -> String {
     eventually(&format!("an answer of {url} for {pod}"), || {
         let output = world.try_kubectl(&["exec", pod, "--", "/ferrite", "tools", "get", url]);
@@ -266,7 +266,7 @@ fn one_node_takes_no_others() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("--nodes"), "{output:?}");
     let output = world.ferrite(&["node", "add", "other"]).output().unwrap();
     assert!(String::from_utf8_lossy(&output.stderr).contains("--nodes"), "{output:?}");
-    // What it had before nodes could join, it still has.
+    // It still has the settings from before nodes could join.
     let node = world.get(&["node", "node"]);
     assert_eq!(node["status"]["addresses"][0]["address"], "10.244.0.1");
     assert_eq!(node["spec"]["podCIDR"], "10.244.0.0/24");
@@ -329,7 +329,7 @@ impl Worker {
         Process(command.args(extra).stdout(Stdio::null()).stderr(log).spawn().unwrap())
     }
 
-    /// What an agent says that cannot join.
+    /// The error of an agent that cannot join.
     fn refused(&self, extra: &[&str]) -> String {
         let mut command = self.ferrite(&["agent", "--node-name", "worker", "--node-ip", "192.0.2.2"]);
         let output = command.args(extra).output().unwrap();

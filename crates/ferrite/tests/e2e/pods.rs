@@ -147,7 +147,7 @@ spec:
     resize(&world, "80Mi");
     world.watch(&["pod", "p"], |pod| has(pod, "80Mi") && condition(pod, "PodResizePending").is_none());
     assert_eq!(limit(), "83886080");
-    // The node remembers what it gave.
+    // The node remembers the allocated amounts after a restart.
     world.kill();
     world.start_again();
     let pod = world.watch(&["pod", "p"], |pod| is_ready(pod) && has(pod, "80Mi"));
@@ -195,7 +195,7 @@ fn a_missing_image_is_told_and_retried() {
     world.kubectl(&["run", "lost", "--image", "127.0.0.1:9/no/such:1"]);
     world
         .watch(&["pod", "lost"], |p| container_status(p)["state"]["waiting"]["reason"] == "ImagePullBackOff");
-    // The first failure is over before a slow watcher looks; the events tell of both.
+    // The first failure is over before a slow watcher sees it; the events report both.
     let events = world.kubectl(&["get", "events", "--field-selector", "involvedObject.name=lost"]);
     for expected in
         ["Failed to pull image", "Error: ErrImagePull", "Back-off pulling image", "Error: ImagePullBackOff"]

@@ -21,7 +21,7 @@ use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 use tokio_tungstenite::tungstenite::protocol::{Message, Role};
 
-/// Tells what it was asked, except for a few paths.
+/// Returns the request, except for a few paths.
 async fn answer(mut request: Request<Incoming>) -> http::Result<Response<Full<Bytes>>> {
     let host = request.headers()[header::HOST].to_str().unwrap().to_owned();
     let made = Response::builder();
@@ -195,7 +195,7 @@ async fn objects(client: Client, plain: u16, secure: u16) {
     await_condition(pods, "host", conditions::is_pod_running()).await.unwrap();
 }
 
-/// Methods, headers, queries and bodies get through; who the user is does not.
+/// Methods, headers, queries and bodies get through; the user's identity does not.
 async fn passes(proxy: &Proxy, prefix: &str) {
     for method in ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"] {
         let body = if method == "GET" { "" } else { "content" };

@@ -74,7 +74,7 @@ fn shows_the_life_of(world: &World, pod: &str) {
     assert!(refusal.contains("forbidden"), "{refusal}");
 }
 
-/// Asks every ready endpoint of the service, over and over, until told to stop.
+/// Asks every ready endpoint of the service, over and over, until the test ends it.
 fn ask_until(world: &World, done: &Arc<AtomicBool>) -> std::thread::JoinHandle<(usize, Vec<String>)> {
     let netns = world.netns.clone();
     let done = Arc::clone(done);

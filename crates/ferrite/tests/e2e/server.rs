@@ -18,7 +18,7 @@ impl Server {
         Self::try_spawn(&mut command)
     }
 
-    /// Starts what the command says and waits until it serves.
+    /// Starts the command and waits until it serves.
     pub fn try_spawn(command: &mut Command) -> Result<Self, String> {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);

@@ -1,4 +1,4 @@
-//! Several servers on one real etcd: killed, paused and cut off, under clients that count what fails.
+//! Several servers on one real etcd: killed, paused and cut off, under clients that count failures.
 
 use crate::world::*;
 use ferrite_json::{Value, json};
@@ -122,7 +122,7 @@ impl Fleet {
         std::fs::read_to_string(&self.machines[n].log).unwrap_or_default()
     }
 
-    /// What a server says that does not start.
+    /// The error of a server that does not start.
     fn refused(&self, n: usize, extra: &[&str]) -> String {
         let output = self.server_command(n, extra).output().unwrap();
         assert!(!output.status.success());
@@ -173,7 +173,7 @@ impl Fleet {
         ferrite_json::from_str(&text).unwrap()
     }
 
-    /// Which server holds a lease, as another one tells.
+    /// The server that holds a lease, according to another one.
     fn leader(&self, asked: usize, lease: &str) -> Option<usize> {
         let leases = self.get(asked, &["leases", "-n", "kube-system"]);
         let lease =
@@ -295,7 +295,7 @@ impl Writer {
         Self { stop, acknowledged, failed, thread }
     }
 
-    /// Waits until so many more writes were acknowledged.
+    /// Waits until `count` more writes were acknowledged.
     fn more(&self, count: usize) {
         let before = self.acknowledged.lock().unwrap().len();
         eventually("writes go on", || {
@@ -555,7 +555,8 @@ fn servers_join_share_and_replace_each_other() {
 
 /// Enough pods that a leader is paused before it has made them all.
 const MANY: usize = 200;
-/// The pods that a ReplicaSet's controller asks for at once at most while it makes so many: batches double in size.
+/// Most pods that a ReplicaSet's controller creates in parallel for this number of replicas: batches double
+/// in size.
 const BATCH: usize = 68;
 
 #[test]
@@ -593,7 +594,7 @@ fn a_leader_that_was_paused_or_cut_off_does_not_go_on() {
     let (twice, left) = (history.count() - (MANY + 1), MANY - done);
     assert!(twice <= BATCH, "{twice} pods were made twice, {left} were left to make");
 
-    // Cut off: it gives up, the other stays, and what it serves afterwards is what the other wrote.
+    // Cut off: it gives up, the other stays, and afterwards it serves the other's writes.
     fleet.kubectl(1, &["create", "configmap", "before"]);
     fleet.connect(1, false);
     assert_eq!(fleet.wait_for_leader(0, Some(1)), 0);

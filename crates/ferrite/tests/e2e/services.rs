@@ -81,7 +81,7 @@ fn a_cluster_ip_leads_to_every_pod_of_its_service() {
     delete_table(&world);
     first_answer(&world, target);
 
-    // Without pods, the client is told at once.
+    // Without pods, the client gets a rejection at once.
     world.kubectl(&["scale", "deployment", "web", "--replicas=0"]);
     eventually("a refusal", || {
         world.netns.http_get(target, "/").err().filter(|error| error.contains("refused"))
@@ -161,7 +161,7 @@ fn a_pod_reaches_the_api_server_by_the_kubernetes_service() {
     world.watch(&["pod", "asks"], |pod| pod["status"]["phase"] == "Succeeded");
     let answer = world.kubectl(&["logs", "asks"]);
     assert!(answer.contains("\"clusterIP\":\"10.96.0.1\""), "{answer}");
-    // And what the service account may not do, it may not do through the Service.
+    // The service account has no more rights through the Service.
     world.kubectl(&["run", "pries", "--image", TOOLS, "--restart=Never", "--", "api", "/api/v1/secrets"]);
     world.watch(&["pod", "pries"], |pod| pod["status"]["phase"] == "Failed");
     let refused = world.kubectl(&["logs", "pries"]);

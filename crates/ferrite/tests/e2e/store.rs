@@ -1,4 +1,4 @@
-//! The store's own commands, and etcd's tools, on what a real API server writes.
+//! The store's own commands, and etcd's tools, on the data of a real API server.
 
 use crate::server::*;
 use crate::world::*;
@@ -27,7 +27,7 @@ fn a_store_is_checked_saved_damaged_and_restored() {
     let server = Server::start(&world, &[]);
     kubectl(&world, &["create", "configmap", "kept", "--from-literal=a=1"]);
 
-    // Looking and saving work while it runs; what would get in its way does not.
+    // Checking and saving work while it runs; commands that would disturb it do not.
     assert!(succeeds(&world, &["store", "check"]).contains("every checksum matches"));
     assert!(succeeds(&world, &["store", "stats"]).contains("/registry/configmaps"));
     assert!(fails(&world, &["store", "compact"]).contains("the cluster is running"));
@@ -70,7 +70,7 @@ fn a_store_is_checked_saved_damaged_and_restored() {
     assert!(number(&anew) > number(&version) + 900_000, "no revision means two things: {anew}");
     server.stop();
 
-    // A damaged copy is told from a good one, and is not restored over anything.
+    // The check rejects a damaged copy, and restore does not write it over anything.
     succeeds(&world, &["snapshot", "save"]);
     damage(&saved);
     let listed = fails(&world, &["snapshot", "list"]);

@@ -46,7 +46,7 @@ async fn run(pods: &Api<Pod>, name: &str, mut container: Value) {
     await_condition(pods.clone(), name, conditions::is_pod_running()).await.unwrap();
 }
 
-/// What there is, the end of that, and every change from then on; the store follows.
+/// A watcher gets the existing objects, the end of that list, and every later change; its store follows.
 async fn informs(client: Client, config: watcher::Config) {
     let maps: Api<ConfigMap> = Api::default_namespaced(client);
     let map = |name: &str| -> ConfigMap {
@@ -127,7 +127,7 @@ async fn forwards(pods: &Api<Pod>) {
     stream.read_to_string(&mut answer).await.unwrap();
     assert!(answer.starts_with("HTTP/1") && answer.ends_with("\r\n\r\npage\n"), "{answer}");
 
-    // Nobody listens there, and the client is told.
+    // Nobody listens there, and the client gets an error.
     let mut forwarder = pods.portforward("web", &[9]).await.unwrap();
     let problem = forwarder.take_error(9).unwrap().await.expect("an error");
     assert!(problem.contains("connection refused") || problem.contains("Connection refused"), "{problem}");

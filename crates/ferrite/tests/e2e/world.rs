@@ -61,7 +61,7 @@ impl Netns {
         .unwrap()
     }
 
-    /// The answer's body, or what went wrong.
+    /// The response's body, or the error.
     pub fn http_get(&self, address: SocketAddr, path: &str) -> Result<String, String> {
         let path = path.to_owned();
         self.run(move || http_get(address, &path))
@@ -116,7 +116,7 @@ impl World {
         world
     }
 
-    /// Starts what was prepared, with options that were not known before.
+    /// Starts the prepared cluster, with options that were not known before.
     pub fn start_in(&mut self, extra: &[&str]) {
         self.extra.extend(extra.iter().map(|a| (*a).to_owned()));
         self.up();
@@ -162,7 +162,7 @@ impl World {
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let up = lines.by_ref().map_while(Result::ok).any(|line| line.contains("The cluster is up"));
         assert!(up, "the cluster did not start:\n{}", self.log());
-        // Somebody must go on reading, or the process would be told that nobody listens.
+        // Somebody must go on reading, or the process would get a broken pipe.
         std::thread::spawn(move || lines.for_each(drop));
         self.up = Some(child);
     }
@@ -224,7 +224,7 @@ impl World {
         self.kubectl_command(arguments).output().expect("kubectl can be run")
     }
 
-    /// Runs kubectl and answers what it printed.
+    /// Runs kubectl and returns its output.
     pub fn kubectl(&self, arguments: &[&str]) -> String {
         let output = self.try_kubectl(arguments);
         assert!(
@@ -244,7 +244,7 @@ impl World {
         String::from_utf8(output.stderr).unwrap()
     }
 
-    /// Creates what a manifest describes.
+    /// Creates the objects of a manifest.
     pub fn create(&self, manifest: &str) {
         let path = self.write("manifest.yaml", manifest);
         self.kubectl(&["create", "-f", path.to_str().unwrap()]);
@@ -255,7 +255,7 @@ impl World {
         ferrite_json::from_str(&text).unwrap()
     }
 
-    /// Watches one object until `accept` likes what it sees. Waits for events; the time is only a bound.
+    /// Watches one object until `accept` returns true. Waits for events; the time is only a bound.
     pub fn watch(&self, object: &[&str], mut accept: impl FnMut(&Value) -> bool) -> Value {
         let [flags @ .., kind, name] = object else { panic!("{object:?} names no object") };
         // Asked for one object by name, kubectl reads it, watches, and drops the first event of the watch: a change in
@@ -296,9 +296,8 @@ impl World {
         self.watch(&["pod", pod], is_ready)
     }
 
-    /// Waits until a deployment has exactly `replicas`, all up to date and available.
-    /// What a pod's server answers. A pod without a probe is Ready as soon as its process runs, which may be
-    /// before that listens.
+    /// The response of a pod's server. A pod without a probe is Ready as soon as its process runs, which
+    /// may be before that listens.
     pub fn page(&self, pod: &Value) -> String {
         let address = (pod_ip(pod), 8080).into();
         eventually("the pod serves", || self.netns.http_get(address, "/").ok())
@@ -407,7 +406,7 @@ pub fn processes() -> Vec<i32> {
     pids
 }
 
-/// Tries until it works; for what tells nobody when it changes (a file, a socket of a process).
+/// Tries until it works; for changes without an event (a file, a socket of a process).
 pub fn eventually<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + PATIENCE;
     loop {

@@ -46,7 +46,7 @@ fn reasons(findings: &[Finding]) -> Vec<String> {
     findings.iter().map(|f| format!("{} {}", f.ingress, f.reason)).collect()
 }
 
-/// The examples of upstream's documentation, and what it leaves open.
+/// The examples of upstream's documentation, and the cases that it leaves open.
 #[test]
 fn paths_match_by_their_type() {
     for (rules, path, want) in [

@@ -84,7 +84,7 @@ pub(crate) fn check(pod: &Pod, enabled: bool) -> Result<(), AppArmorError> {
     Ok(())
 }
 
-/// Whether the kernel confines by AppArmor.
+/// Returns true if the kernel supports AppArmor.
 pub(crate) fn is_enabled() -> bool {
     std::fs::read_to_string("/sys/module/apparmor/parameters/enabled").is_ok_and(|text| text.starts_with('Y'))
 }

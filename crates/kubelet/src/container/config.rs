@@ -27,7 +27,7 @@ pub(crate) struct ConfigInputs<'a> {
     pub cpus: Option<ContainerCpus>,
     /// Of device plugins, for the runtime.
     pub annotations: BTreeMap<String, String>,
-    /// What the image service calls the image that was pulled.
+    /// The image service's reference of the pulled image.
     pub image_ref: String,
     pub image_user: &'a security::ImageUser,
     /// The container an ephemeral one shares processes with.

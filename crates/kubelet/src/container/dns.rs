@@ -23,7 +23,7 @@ pub(crate) fn read_resolv_conf(file: &Path) -> DnsConfig {
     parse_resolv_conf(&std::fs::read_to_string(file).unwrap_or_default())
 }
 
-/// What a `resolv.conf` says.
+/// Parses a `resolv.conf`.
 pub(crate) fn parse_resolv_conf(text: &str) -> DnsConfig {
     let mut config = DnsConfig::default();
     for line in text.lines() {
@@ -44,7 +44,7 @@ fn without_dot(domain: &str) -> String {
     domain.strip_suffix('.').filter(|rest| !rest.is_empty()).unwrap_or(domain).to_string()
 }
 
-/// The resolver configuration of a pod: its policy, then what it adds itself.
+/// The resolver configuration of a pod: its policy, then its own additions.
 pub(crate) fn pod_dns(pod: &Pod, cluster: &ClusterDns, node: &DnsConfig) -> DnsConfig {
     let spec = model::spec(pod);
     let policy = match spec.dns_policy.as_deref() {

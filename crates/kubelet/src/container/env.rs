@@ -77,7 +77,7 @@ pub(crate) fn environment(inputs: &EnvInputs<'_>) -> Result<Vec<(String, String)
         match known.get(name) {
             Some(data) => {
                 for (key, value) in data {
-                    // What cannot be a variable is left out, as upstream does.
+                    // An entry that cannot be a variable is left out, as upstream does.
                     if let Ok(text) = std::str::from_utf8(value)
                         && !key.contains('=')
                         && !text.contains('\0')

@@ -17,7 +17,8 @@ pub(crate) enum EnvFileError {
 
 const BLANKS: [char; 2] = [' ', '\t'];
 
-/// The value of `key`; nothing when the file has none, or an empty one. As upstream, what follows the key is not read.
+/// The value of `key`; nothing when the file has none, or an empty one. As upstream, lines after the key
+/// are not read.
 pub(crate) fn value(text: &[u8], key: &str) -> Result<Option<String>, EnvFileError> {
     if u64::try_from(text.len()).is_ok_and(|length| length > LIMIT) {
         return Err(EnvFileError::TooLong);

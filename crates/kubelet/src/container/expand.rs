@@ -1,6 +1,6 @@
 //! `$(VAR)` in commands, arguments, environment values and sub-paths.
 
-/// Replaces `$(NAME)` by what `lookup` says; a reference nobody knows stays as it is, `$$` is a plain `$`.
+/// Replaces `$(NAME)` by the result of `lookup`; an unknown reference stays as it is, `$$` is a plain `$`.
 pub(crate) fn expand(text: &str, lookup: impl Fn(&str) -> Option<String>) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;

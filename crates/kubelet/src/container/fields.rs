@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::{Container, Pod, ResourceFieldSelector};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use std::collections::BTreeMap;
 
-/// What a pod only knows at run time.
+/// The addresses that a pod only knows at run time.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Addresses {
     pub pod_ips: Vec<String>,

@@ -1,5 +1,5 @@
-//! From a container of a spec to what the runtime is asked for. Everything here is a pure function,
-//! but for the look at the file of a seccomp profile.
+//! Makes the runtime's request from a container of a spec. Everything here is a pure function, except
+//! reading the file of a seccomp profile.
 
 pub(crate) mod apparmor;
 pub(crate) mod config;

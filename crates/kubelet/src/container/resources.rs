@@ -31,7 +31,7 @@ pub(crate) fn cpu_weight(shares: i64) -> i64 {
     1 + ((shares.clamp(MIN_SHARES, MAX_SHARES) - 2) * 9999) / 262_142
 }
 
-/// How willingly the kernel kills this container when memory is short.
+/// The OOM score adjustment of this container: the kernel kills processes with high scores first.
 pub(crate) fn oom_score_adj(pod: &Pod, container: &Container, node_memory: i64) -> i64 {
     // Pods the node cannot do without, as upstream.
     if model::spec(pod).priority.is_some_and(|p| p >= 2_000_001_000) {
@@ -58,7 +58,7 @@ pub(crate) fn oom_score_adj(pod: &Pod, container: &Container, node_memory: i64) 
     }
 }
 
-/// What one container may use.
+/// The resource limits of one container.
 pub(crate) fn container_resources(
     pod: &Pod,
     container: &Container,
@@ -67,7 +67,7 @@ pub(crate) fn container_resources(
     let resources = container.resources.as_ref();
     let (requests, limits) =
         (resources.and_then(|r| r.requests.as_ref()), resources.and_then(|r| r.limits.as_ref()));
-    // A container without a limit of its own may use what the pod as a whole may.
+    // A container without a limit of its own has the pod's limit.
     let of_pod = model::spec(pod).resources.as_ref().and_then(|r| r.limits.as_ref());
     let cpu_limit =
         quantity::milli_of(limits, "cpu").or_else(|| quantity::milli_of(of_pod, "cpu")).unwrap_or(0);
@@ -125,7 +125,7 @@ pub(crate) struct PodResources {
     pub ephemeral_request: i64,
 }
 
-/// What the sandbox itself uses beside the containers, as the pod's RuntimeClass says.
+/// The overhead of the sandbox beside the containers, from the pod's RuntimeClass.
 pub(crate) fn overhead(pod: &Pod) -> Option<LinuxContainerResources> {
     let overhead = model::spec(pod).overhead.as_ref()?;
     let cpu = quantity::milli_of(Some(overhead), "cpu");
@@ -162,7 +162,7 @@ pub(crate) fn requests(pod: &Pod) -> BTreeMap<String, i64> {
     sums
 }
 
-/// The larger of what containers need together and what each init container needs at its turn beside the
+/// The larger of the containers' needs together and each init container's need at its turn beside the
 /// sidecars started before it.
 pub(crate) fn pod_resources(pod: &Pod) -> PodResources {
     let containers = model::containers(pod);
@@ -199,7 +199,7 @@ pub(crate) fn pod_resources(pod: &Pod) -> PodResources {
             .all(|c| limit(name)(&c.spec).is_some_and(|l| l > 0));
         all.then(|| sum(&|c| limit(name)(c).unwrap_or(0)))
     };
-    // What the pod says of itself as a whole comes before its containers' sums; the sandbox's own use is added.
+    // Pod-level resources replace the sums of the containers; the sandbox's overhead is added.
     let whole = model::spec(pod).resources.as_ref();
     let overhead = |name: &str| quantity::milli_of(model::spec(pod).overhead.as_ref(), name).unwrap_or(0);
     let requested = |name: &'static str| {

@@ -11,7 +11,7 @@ use ferrite_cri::v1::{
 use k8s_openapi::api::core::v1::Pod;
 use std::path::Path;
 
-/// What the node contributes to a sandbox.
+/// The node's inputs of a sandbox.
 pub(crate) struct SandboxInputs<'a> {
     pub cluster_dns: &'a dns::ClusterDns,
     pub node_dns: &'a DnsConfig,

@@ -48,7 +48,7 @@ pub(crate) fn check_non_root(
         None => match (image.uid, image.name.as_str()) {
             (Some(0), _) => Err(NonRootError::ImageRunsAsRoot { pod, container }),
             (Some(uid), _) if i32::try_from(uid).is_ok_and(|uid| uid > 0) => Ok(()),
-            // No user can have that number: nobody knows who will run.
+            // No user can have that number: the user of the process is unknown.
             (Some(uid), _) => Err(NonRootError::NotNumeric { pod, container, user: uid.to_string() }),
             (None, "") => Err(NonRootError::ImageRunsAsRoot { pod, container }),
             (None, user) => Err(NonRootError::NotNumeric { pod, container, user: user.into() }),

@@ -1,7 +1,8 @@
 //! Device plugins v1beta1: programs that offer devices of this node as extended resources.
 //!
 //! `state.rs` decides (pure), `checkpoint.rs` is the file that survives a restart, `registration.rs` is the socket at
-//! which plugins come, `options.rs` says what a container gets. This module holds the state and calls the plugins.
+//! which plugins come, `options.rs` has the settings of containers. This module holds the state and calls
+//! the plugins.
 //!
 //! Plugins are called without a lock held: a plugin that hangs holds up only pods that ask for its devices.
 
@@ -122,7 +123,7 @@ impl Devices {
         let found = state_file::read(&dir.join(checkpoint::FILE))?;
         let is_new = found.is_none();
         let restored = found.map(|bytes| checkpoint::read(&bytes)).transpose().unwrap_or_else(|error| {
-            // As upstream: pods that run go on, and what is free is not known for certain.
+            // As upstream: pods that run go on, and the free devices are not known for certain.
             tracing::error!(path = %dir.display(), %error, "could not read the checkpoint of devices; starting without it");
             None
         });
@@ -156,8 +157,8 @@ impl Devices {
         self.lock().state.capacity()
     }
 
-    /// What the node has of each resource, for the admission of one pod: a pod keeps what it has, also while the
-    /// plugin is away.
+    /// The node's usable amount of each resource, for the admission of one pod: a pod keeps its devices
+    /// even while the plugin is away.
     pub(crate) fn allocatable_for(&self, pod: &str) -> BTreeMap<String, usize> {
         let inner = self.lock();
         let mut amounts: BTreeMap<String, usize> =
@@ -181,7 +182,7 @@ impl Devices {
         self.lock().state.allocatable()
     }
 
-    /// What a container has.
+    /// The devices of a container.
     pub(crate) fn given(&self, pod: &str, container: &str) -> ContainerDevices {
         self.lock().state.given(pod, container).cloned().unwrap_or_default()
     }
@@ -206,8 +207,8 @@ impl Devices {
         self.save_allocations().await
     }
 
-    /// Gives a container its devices, near to the NUMA nodes of `affinity`. What was given is not on the disk before
-    /// [`Self::save_allocations`].
+    /// Allocates devices to a container, near to the NUMA nodes of `affinity`. The allocation is not on
+    /// disk before [`Self::save_allocations`].
     pub(crate) async fn allocate_container(
         &self,
         pod: &Pod,
@@ -250,7 +251,7 @@ impl Devices {
         }
     }
 
-    /// What containers of a pod, taken together, see of the devices that they ask for.
+    /// The devices that the containers of a pod ask for, seen together.
     pub(crate) fn views(
         &self,
         pod: &Pod,
@@ -280,7 +281,7 @@ impl Devices {
         names.into_iter().map(view).collect()
     }
 
-    /// Answers whether something was allocated.
+    /// Returns true if something was allocated.
     async fn allocate_one(&self, mut wish: Wish<'_>) -> Result<bool, AllocateError> {
         let mut preferences = Preferences::new();
         let (devices, plugin) = loop {
@@ -335,7 +336,7 @@ impl Devices {
         self.lock().plugins.get(resource).map(|one| one.plugin.clone())
     }
 
-    /// Prepares a container's devices for its start, and answers what it gets with them.
+    /// Prepares a container's devices for its start, and returns the settings for it.
     pub(crate) async fn prepare(
         &self,
         pod: &Pod,

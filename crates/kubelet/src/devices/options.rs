@@ -1,4 +1,4 @@
-//! What containers get with their devices, and what their statuses tell about them.
+//! The container options of devices, and their part of container statuses.
 
 use super::state::{ContainerDevices, DeviceState};
 use ferrite_cri::v1::{CdiDevice, Device, Mount};

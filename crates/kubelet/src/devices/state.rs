@@ -30,7 +30,7 @@ pub(crate) struct Device {
     pub nodes: Vec<i64>,
 }
 
-/// How far a resource's plugin can be relied on.
+/// The state of a resource's plugin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Presence {
     Connected,
@@ -49,7 +49,7 @@ struct Resource {
     unhealthy: Ids,
 }
 
-/// What a container was given of one resource.
+/// The devices of one resource that a container got.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Given {
     pub devices: PerNuma,
@@ -98,7 +98,7 @@ pub(crate) struct Query {
 /// Answers of plugins. A resource whose plugin has no preference has none here.
 pub(crate) type Preferences = BTreeMap<Query, Ids>;
 
-/// What a container asks for.
+/// A container's request for devices.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Wish<'a> {
     pub pod: &'a str,
@@ -113,7 +113,7 @@ pub(crate) struct Wish<'a> {
     pub has_preference: bool,
 }
 
-/// What becomes of a wish.
+/// The decision about a request for devices.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Selection {
     /// It has them already.
@@ -152,7 +152,7 @@ impl DeviceState {
         &self.pods
     }
 
-    /// How many resources have a plugin, or had one a moment ago.
+    /// Number of resources that have a plugin, or had one recently.
     pub(crate) fn resource_count(&self) -> usize {
         self.resources.len()
     }
@@ -180,7 +180,7 @@ impl DeviceState {
         }
     }
 
-    /// Takes the plugin's list. Answers the pods whose devices changed their health.
+    /// Takes the plugin's list. Returns the pods whose devices changed their health.
     pub(crate) fn update(&mut self, resource: &str, devices: BTreeMap<String, Device>) -> BTreeSet<String> {
         let Some(one) = self.resources.get_mut(resource) else { return BTreeSet::new() };
         let differs = |id: &String, device: &Device| {
@@ -209,7 +209,7 @@ impl DeviceState {
         stopped.min()
     }
 
-    /// Forgets plugins that are gone for too long. Answers whether there were any.
+    /// Forgets plugins that are gone for too long. Returns true if there were any.
     pub(crate) fn expire(&mut self, now: Timestamp) -> bool {
         let mut any = false;
         for one in self.resources.values_mut() {
@@ -251,7 +251,7 @@ impl DeviceState {
             || self.pods.values().flat_map(BTreeMap::values).any(|given| given.contains_key(resource))
     }
 
-    /// What a container has of all resources.
+    /// The devices of all resources that a container has.
     pub(crate) fn given(&self, pod: &str, container: &str) -> Option<&ContainerDevices> {
         self.pods.get(pod)?.get(container)
     }
@@ -268,7 +268,7 @@ impl DeviceState {
         given.chain(reserved.flat_map(|(_, ids)| ids.iter().cloned())).collect()
     }
 
-    /// How many devices of each resource are given to pods.
+    /// Number of devices of each resource that pods use.
     pub(crate) fn in_use_counts(&self) -> BTreeMap<String, usize> {
         let containers = self.pods.values().flat_map(BTreeMap::values);
         let names: BTreeSet<&String> = containers.flat_map(BTreeMap::keys).collect();
@@ -375,13 +375,13 @@ impl DeviceState {
         resources.insert(wish.resource.to_owned(), Given { devices: per_numa, response });
     }
 
-    /// The pod has ended. Answers whether it had devices.
+    /// The pod has ended. Returns true if it had devices.
     pub(crate) fn release(&mut self, pod: &str) -> bool {
         self.reserved.retain(|(uid, _, _), _| uid != pod);
         self.pods.remove(pod).is_some()
     }
 
-    /// Pods other than these do not exist any longer. Answers whether one of those had devices.
+    /// Pods other than these do not exist any longer. Returns true if one of those had devices.
     pub(crate) fn retain(&mut self, live: &BTreeSet<String>) -> bool {
         let before = self.pods.len();
         self.pods.retain(|uid, _| live.contains(uid));

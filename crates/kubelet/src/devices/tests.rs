@@ -17,7 +17,7 @@ use tower::ServiceExt;
 
 const GPU: &str = "example.com/gpu";
 
-/// How a plugin misbehaves.
+/// The misbehaviour of a plugin.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Manner {
     Good,
@@ -337,7 +337,7 @@ async fn strange_registrations_are_refused() {
 #[tokio::test]
 async fn a_plugin_that_talks_too_much_is_bounded() {
     let h = Harness::start().await;
-    // It holds up nobody, and its own devices can be had.
+    // It blocks nobody, and its own devices can be allocated.
     let flood = plugin(&h, Manner::Floods, "a").await;
     h.create("p", asking("1"));
     h.until_phase("p", "Running").await;
@@ -345,7 +345,7 @@ async fn a_plugin_that_talks_too_much_is_bounded() {
     until(&h, |amounts| amounts[GPU] == (1, 0)).await;
     h.delete("p", 0);
     h.until_gone("p").await;
-    // More than a list may have: the plugin is gone for us, and what it said before does not count any longer.
+    // More than a list may have: the plugin counts as gone, and its earlier list does not count any longer.
     let talker = plugin(&h, Manner::Good, "a").await;
     let devices = (0..200_000).map(|n| (format!("device-with-a-rather-long-name-{n}"), true)).collect();
     talker.devices.send_replace(devices);

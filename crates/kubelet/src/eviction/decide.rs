@@ -1,11 +1,11 @@
-//! From what was observed to what has to be done: conditions of the node, and the threshold to act on.
+//! Decides from observations: conditions of the node, and the threshold to act on.
 
 use super::signals::{Pressure, Signal, Threshold};
 use jiff::Timestamp;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// How much of something is left.
+/// The available amount and the capacity of a resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Observation {
     pub available: i64,
@@ -14,7 +14,7 @@ pub(crate) struct Observation {
 
 pub(crate) type Observations = BTreeMap<Signal, Observation>;
 
-/// What is remembered between two looks.
+/// State kept between two checks.
 #[derive(Debug, Default)]
 pub(crate) struct EvictionState {
     /// Thresholds that were acted on.
@@ -67,7 +67,7 @@ impl EvictionState {
             .filter(|(t, at)| t.grace.is_none_or(|grace| elapsed(*at) >= grace))
             .map(|(t, _)| *t)
             .collect();
-        // Memory first; and what acts at once before what had a grace.
+        // Memory first; and hard thresholds before soft ones.
         due.sort_by_key(|t| (t.signal, t.grace.is_some()));
         self.first_crossed = first_crossed;
         self.met.clone_from(&due);

@@ -1,7 +1,7 @@
 //! Self-protection: before the node runs out of memory, disk, inodes or processes, pods are ended.
 //!
-//! `signals` has what is watched, `decide` what follows from it, `rank` who goes first: pure functions with tables. Here is
-//! what looks, tells and ends pods.
+//! `signals` has the watched resources, `decide` the decisions, `rank` the order of eviction: pure
+//! functions with tables. This file observes, reports and ends pods.
 
 mod decide;
 mod observe;
@@ -105,7 +105,7 @@ impl EvictionManager {
         self.evict(threshold, &observed).await;
     }
 
-    /// Pods that could be ended: what runs, and not for the node's own sake.
+    /// Pods that could be ended: active ones that are neither critical nor static.
     fn pods(&self) -> Vec<Arc<Pod>> {
         let remote = self.context.pods.remote();
         let active = |pod: &Arc<Pod>| {

@@ -1,4 +1,4 @@
-//! How much of everything is left.
+//! Measures the resources that are left.
 
 use super::decide::{Observation, Observations};
 use super::signals::{Signal, Threshold};
@@ -24,7 +24,7 @@ impl Observer<'_> {
         self.thresholds.iter().any(|t| signals.contains(&t.signal))
     }
 
-    /// What a threshold speaks of; nothing else is measured.
+    /// Measures the signals that thresholds use, and nothing else.
     pub(super) async fn observe(&self) -> Observations {
         use Signal::*;
         let mut seen = Observations::new();

@@ -1,4 +1,4 @@
-//! Who goes first, and who has more on disk than it may.
+//! Ranks pods for eviction, and finds pods that exceed their disk limits.
 
 use super::signals::{Signal, binary};
 use crate::container::resources::pod_resources;
@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::Pod;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-/// What a pod uses; nothing where it was not measured.
+/// Resource usage of a pod; `None` for values that were not measured.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct PodUsage {
     pub memory: Option<u64>,
@@ -52,8 +52,8 @@ fn request(pod: &Pod, signal: Signal) -> i64 {
     }
 }
 
-/// Sorts pods so that the first one goes first, as upstream: those that were not measured, those that use more than they
-/// asked for, those of low priority, those that use most beyond what they asked for.
+/// Sorts pods so that the first one goes first, as upstream: those that were not measured, those that use
+/// more than their request, those of low priority, those that exceed their request most.
 pub(crate) fn rank(pods: &mut [Evictable<'_>], signal: Signal) {
     let by_requests = signal.resource() != "pids";
     pods.sort_by_key(|candidate| {
@@ -108,7 +108,7 @@ fn limit_of(container: &PodContainer) -> Option<i64> {
     quantity::value_of(limits, "ephemeral-storage")
 }
 
-/// Tells whether anything limits what the pod may have on disk; others need not be measured.
+/// Returns true if anything limits the pod's disk usage; others need not be measured.
 pub(crate) fn has_disk_limit(pod: &Pod) -> bool {
     let volumes = model::spec(pod).volumes.iter().flatten();
     let sized =

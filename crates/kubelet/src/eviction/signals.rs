@@ -1,4 +1,4 @@
-//! What is watched, and where it becomes too little.
+//! The eviction signals and their thresholds.
 
 use crate::quantity;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -76,7 +76,7 @@ impl Signal {
     }
 }
 
-/// An amount, or a share of what there is at most.
+/// An amount, or a share of the capacity.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Amount {
     Units(i64),
@@ -108,7 +108,7 @@ pub(crate) struct Threshold {
     pub amount: Amount,
     /// Nothing for a hard threshold, which acts at once.
     pub grace: Option<Duration>,
-    /// What must be free beyond the amount before the threshold counts as left.
+    /// Additional amount that must be free before the threshold counts as left.
     pub min_reclaim: Option<Amount>,
 }
 
@@ -117,10 +117,10 @@ pub(crate) struct Threshold {
 pub struct EvictionSettings {
     pub hard: BTreeMap<String, String>,
     pub soft: BTreeMap<String, String>,
-    /// How long a soft threshold may be crossed.
+    /// Grace period of each soft threshold.
     pub soft_grace: BTreeMap<String, Duration>,
     pub minimum_reclaim: BTreeMap<String, String>,
-    /// How long a condition stays after its threshold was last crossed.
+    /// Time that a condition stays after its threshold was last crossed.
     pub transition: Duration,
     /// The longest time that pods have to end at a soft threshold.
     pub max_pod_grace: Duration,

@@ -104,7 +104,7 @@ pub(crate) struct Keyring {
 }
 
 impl Keyring {
-    /// Adds what a secret of a docker type holds. Anything else is left out.
+    /// Adds the credentials of a secret of a docker type. Anything else is left out.
     pub(crate) fn add(&mut self, secret: &Secret) {
         let data = |key: &str| secret.data.as_ref().and_then(|d| d.get(key)).map(|v| v.0.as_slice());
         let auths = match secret.type_.as_deref() {
@@ -158,7 +158,7 @@ impl Keyring {
     }
 }
 
-/// How much of the image's name `server` matches, if it does.
+/// Length of the match between `server` and the image's name; `None` if they do not match.
 fn matches(server: &str, host: &str, path: &str) -> Option<usize> {
     let server = server.trim_start_matches("https://").trim_start_matches("http://").trim_end_matches('/');
     let server = server.strip_suffix("/v1").or(server.strip_suffix("/v2")).unwrap_or(server);

@@ -67,7 +67,7 @@ struct Space {
     available: u64,
 }
 
-/// How many bytes must go; nothing while the file system is not too full.
+/// Bytes to free; `None` while the file system is not too full.
 fn excess(space: Space, high: u8, low: u8) -> Option<u64> {
     if space.capacity == 0 || high >= 100 {
         return None;
@@ -115,7 +115,7 @@ pub(crate) struct ImageGc {
 #[derive(Default)]
 pub(crate) struct SeenImages(tokio::sync::Mutex<HashMap<String, Seen>>);
 
-/// How much must go.
+/// The amount of images to remove.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Wanted {
     /// As the thresholds say.

@@ -35,7 +35,7 @@ use tokio::sync::Notify;
 /// An image the runtime has.
 #[derive(Debug, Clone)]
 pub(crate) struct PresentImage {
-    /// What containers are created from.
+    /// The reference from which containers are created.
     pub reference: String,
     pub user: ImageUser,
 }

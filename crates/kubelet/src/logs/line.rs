@@ -1,4 +1,4 @@
-//! One line of a CRI log, and what of a log a reader asks for.
+//! One line of a CRI log, and the options of a reader.
 
 use jiff::Timestamp;
 use std::time::Duration;
@@ -28,7 +28,7 @@ pub(crate) fn parse(raw: &[u8]) -> Option<Line<'_>> {
     Some(Line { time, stderr, ends, text: parts.next().unwrap_or_default() })
 }
 
-/// What a reader wants of a log.
+/// A reader's options.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct LogOptions {
     pub follow: bool,
@@ -125,7 +125,7 @@ impl Formatter {
         }
     }
 
-    /// Appends what `raw` contributes. Answers false when the reader has all it may get.
+    /// Appends the part of `raw` that the reader gets. Returns false when the reader has all it may get.
     pub(crate) fn push(&mut self, raw: &[u8], out: &mut Vec<u8>) -> bool {
         let Some(line) = parse(raw) else { return true };
         if self.stderr.is_some_and(|wanted| wanted != line.stderr) {

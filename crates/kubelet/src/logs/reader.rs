@@ -54,7 +54,7 @@ pub(crate) async fn stream(
                 return Ok(());
             }
             match reopen(&path, &file).await? {
-                // What was written between our last look and the rotation is still in the old file.
+                // Lines written between our last read and the rotation are still in the old file.
                 Some(next) => {
                     if !drain(&mut file, &mut pending, &mut formatter, &out).await? {
                         return Ok(());
@@ -67,14 +67,14 @@ pub(crate) async fn stream(
         let Some(watcher) = watcher.as_mut().filter(|_| !ended) else { return Ok(()) };
         tokio::select! {
             changed = watcher.changed() => changed?,
-            // One more pass takes what was written last.
+            // One more pass takes the last lines.
             () = &mut ending => ended = true,
             () = out.closed() => return Ok(()),
         }
     }
 }
 
-/// Sends what the file holds beyond the present position. Answers false when the reader wants no more.
+/// Sends the file's content beyond the present position. Returns false when the reader wants no more.
 async fn drain(
     file: &mut (impl AsyncRead + Unpin),
     pending: &mut Vec<u8>,

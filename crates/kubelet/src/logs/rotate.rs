@@ -94,7 +94,7 @@ async fn check(runtime: &dyn RuntimeService, id: &str, limits: LogLimits) -> Res
     Ok(())
 }
 
-/// Moves the log aside and removes the oldest of what was moved before. Answers the new name.
+/// Moves the log aside and removes the oldest of the earlier files. Returns the new name.
 fn rotate_files(path: &Path, max_files: usize) -> io::Result<PathBuf> {
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let dir = path.parent().unwrap_or(Path::new("/"));

@@ -1,4 +1,4 @@
-//! What the container runtime says it can do.
+//! The features that the container runtime reports.
 
 use ferrite_cri::v1::StatusResponse;
 use k8s_openapi::api::core::v1::{NodeFeatures, NodeRuntimeHandler, NodeRuntimeHandlerFeatures};

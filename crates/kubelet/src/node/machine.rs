@@ -1,4 +1,4 @@
-//! What this machine is and has.
+//! Facts about this machine.
 
 use std::fs;
 use std::path::Path;

@@ -25,12 +25,12 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Notify, watch};
 
-/// How often the runtime is asked whether it is well (CRI has no event for that): as upstream's
-/// nodeStatusUpdateFrequency, and quickly while it is not.
+/// Interval between status checks of the runtime (CRI has no event for that): as upstream's
+/// nodeStatusUpdateFrequency. While the runtime is not ready the checks are faster.
 const RUNTIME_CHECK: Duration = Duration::from_secs(10);
 const UNREADY_CHECK: Duration = Duration::from_millis(200);
 
-/// Whether pods can run here.
+/// Tells if pods can run here.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Readiness {
     /// Why pods with their own network cannot start.
@@ -56,8 +56,8 @@ impl Readiness {
     }
 }
 
-/// What events about the node refer to. As upstream, the name stands for the UID, so that events outlive the
-/// object.
+/// The object that events about the node refer to. As upstream, the name stands for the UID, so that events
+/// outlive the object.
 pub(crate) fn reference(name: &str) -> ObjectReference {
     ObjectReference {
         kind: Some("Node".into()),
@@ -105,7 +105,7 @@ impl NodeManager {
         self.register().await;
         let changed = self.refresh.clone();
         informer.subscribe(move |change: &Change<Node>| {
-            // Gone: register again. Changed by others: put right what is ours.
+            // Gone: register again. Changed by others: restore our own fields.
             if !matches!(change, Change::Added(_)) {
                 changed.notify_one();
             }
@@ -224,7 +224,7 @@ impl NodeManager {
                 was_ready = Some(ready);
             }
             if !written {
-                // The server does not answer: what there is to tell is told when it does.
+                // The server does not answer: the report is sent when it does.
                 tokio::time::sleep(backoff.next_delay()).await;
                 asked = true;
                 continue;
@@ -242,7 +242,7 @@ impl NodeManager {
         status::node_status(&self.config, &self.machine, observed, before, self.port, self.clock.now())
     }
 
-    /// Writes what differs. Answers whether the server has it now.
+    /// Writes the differences. Returns true if the server has them now.
     async fn write(&self, node: &Node, force: bool) -> bool {
         let nodes = Api::<Node>::all(self.client.clone());
         let observed = self.observe().await;

@@ -1,4 +1,4 @@
-//! The Node's status: a pure function of the machine and of what the runtime says.
+//! The Node's status: a pure function of the machine and of the runtime's reports.
 
 use super::features::RuntimeFeatures;
 use super::machine::Machine;
@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 const MAX_IMAGES: usize = 50;
 const MAX_NAMES_PER_IMAGE: usize = 5;
 
-/// What pods may use of this machine.
+/// The part of this machine that pods may use.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Allocatable {
     pub cpu_milli: i64,
@@ -47,7 +47,7 @@ impl Allocatable {
     }
 }
 
-/// What was found out since the last report.
+/// The observations since the last report.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Observed {
     /// Why the node cannot run pods; nothing when it can.
@@ -97,7 +97,7 @@ pub(crate) fn node_status(
         capacity.insert(name.clone(), quantity(all.to_string()));
         usable.insert(name.clone(), quantity(healthy.to_string()));
     }
-    // What others (administrators, plugins that are gone) added stays.
+    // Entries that others (administrators, plugins that are gone) added stay.
     for (name, amount) in before.capacity.iter().flatten() {
         capacity.entry(name.clone()).or_insert_with(|| amount.clone());
     }

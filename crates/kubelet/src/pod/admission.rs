@@ -1,7 +1,7 @@
-//! Whether this node takes a pod at all.
+//! Decides if this node takes a pod.
 //!
-//! What the node cannot do is refused with upstream's reason. Nothing a pod asks for is dropped: `fields.rs` has a
-//! verdict for every field.
+//! The node refuses a pod that it cannot support, with upstream's reason. No setting of a pod is dropped:
+//! `fields.rs` has a verdict for every field.
 
 use super::model;
 use super::predicates;
@@ -16,7 +16,7 @@ use k8s_openapi::api::core::v1::{Pod, Taint};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use std::collections::BTreeMap;
 
-/// What the node offers.
+/// The node's resources for pods.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Offer {
     pub cpu_milli: i64,
@@ -25,7 +25,7 @@ pub(crate) struct Offer {
     pub max_pods: i64,
 }
 
-/// What the node's kernel can do for pods.
+/// The features of the node's kernel for pods.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Abilities {
     pub apparmor: bool,
@@ -40,7 +40,7 @@ pub(crate) struct NodeState {
     pub labels: BTreeMap<String, String>,
     pub allocatable: BTreeMap<String, Quantity>,
     pub abilities: Abilities,
-    /// Whether the runtime can leave the image's groups out.
+    /// True if the runtime supports leaving out the image's groups.
     pub supplemental_groups_policy: bool,
 }
 
@@ -54,7 +54,7 @@ pub(crate) struct Insufficient {
 }
 
 impl Insufficient {
-    /// How much would have to be freed.
+    /// The amount that would have to be freed.
     pub(crate) fn missing(&self) -> i64 {
         self.requested.saturating_sub(self.capacity.saturating_sub(self.used))
     }
@@ -70,7 +70,7 @@ impl Insufficient {
     }
 }
 
-/// What becomes of a pod that arrives.
+/// The decision about a new pod.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Admission<'a> {
     Admitted,
@@ -123,7 +123,7 @@ pub(crate) fn check_pressure(pod: &Resident<'_>, pressures: &Pressures) -> Resul
     Err(refusal("Evicted", format!("Pod was rejected: The node had condition: [{}]. ", names.join(" "))))
 }
 
-/// What the node has too little of; other reasons are final.
+/// Returns the resources of which the node has too little; other reasons are final.
 fn check(
     pod: &Resident<'_>,
     others: &[Resident<'_>],
@@ -136,7 +136,7 @@ fn check(
     admit_features(pod, node)?;
     let others: Vec<&Pod> = others.iter().map(|other| other.pod).collect();
     let insufficient = missing_resources(pod, &others, offer, node);
-    // As upstream, the first reason is told, and resources come first unless room can be made.
+    // As upstream, the first reason is reported, and resources come first unless room can be made.
     if let Some(first) = insufficient.first().filter(|_| !critical) {
         return Err(first.verdict());
     }

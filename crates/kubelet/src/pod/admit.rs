@@ -1,4 +1,4 @@
-//! A pod's arrival: the node decides whether it takes the pod, and ends others for a critical one.
+//! Admission of a new pod: the node takes or refuses it, and ends others for a critical one.
 
 use super::admission::{self, Admission, NodeState, Offer};
 use super::model;
@@ -26,7 +26,7 @@ impl Worker {
         let others_leave = context.resources.pods().iter().any(|uid| context.workers.is_gone(uid));
         let Err(e) = context.resources.allocate(pod).await else { return true };
         if e.is_shortage() && others_leave {
-            // What it got of it so far is free until it tries again.
+            // The resources that it got so far are free until it tries again.
             context.resources.release(&self.id.uid).await;
             return false;
         }
@@ -51,7 +51,7 @@ impl Worker {
             return true;
         }
         let (offer, node_state) = self.offer();
-        // Pods that came earlier and still run; who came first is decided by creation, then name.
+        // Pods that came earlier and still run; creation time decides the order, then the name.
         let order = |p: &Pod| (p.metadata.creation_timestamp.clone().map(|t| t.0), p.metadata.name.clone());
         let here = |p: &Pod| {
             p.metadata.uid != pod.metadata.uid

@@ -5,7 +5,7 @@ use jiff::Timestamp;
 use std::collections::HashMap;
 use std::time::Duration;
 
-/// How many keys one pod may have: containers and images of its spec, with room to spare.
+/// Most keys of one pod: containers and images of its spec, with room to spare.
 const LIMIT: usize = 4096;
 
 #[derive(Debug, Clone, Copy)]

@@ -1,4 +1,4 @@
-//! What every pod worker shares.
+//! State shared by all pod workers.
 
 use crate::cgroup::Cgroups;
 use crate::claims::Claims;
@@ -54,7 +54,7 @@ pub(crate) struct Context {
     pub devices: Devices,
     pub claims: Claims,
     pub resources: Arc<ResourceManager>,
-    /// What the node's kernel can do for pods.
+    /// The features of the node's kernel for pods.
     pub abilities: Abilities,
     pub objects: Arc<Objects>,
     pub cgroups: Cgroups,

@@ -1,5 +1,5 @@
-//! What to do next for a pod that should run: a pure function of the pod, of what the runtime has, of probe
-//! results and of back-off.
+//! Decides the next actions for a pod that should run: a pure function of the pod, of the runtime's state,
+//! of probe results and of back-off.
 
 use super::backoff::BackOff;
 use super::labels;
@@ -49,7 +49,7 @@ pub(crate) enum KillCause {
     Unknown,
 }
 
-/// Give a running container what is allocated to it.
+/// Give a running container its allocated resources.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Resize {
     pub id: String,
@@ -89,7 +89,7 @@ impl Actions {
     }
 }
 
-/// The next actions. Applied, they change what the runtime has; the runtime's event asks again.
+/// The next actions. Applied, they change the runtime's state; the runtime's event triggers the next sync.
 pub(crate) fn decide(inputs: &Inputs<'_>) -> Actions {
     let containers = model::containers(inputs.pod);
     match sandbox_verdict(inputs.pod, inputs.runtime) {
@@ -129,7 +129,7 @@ fn with_new_sandbox(inputs: &Inputs<'_>, containers: &[PodContainer], attempt: u
     let mut actions =
         Actions { kill_pod: !runtime.is_empty(), create_sandbox: Some(attempt), ..Actions::default() };
     match containers.iter().find(|c| c.kind == ContainerKind::Init) {
-        // Init containers run again from the first: what they prepared may be gone with the sandbox.
+        // Init containers run again from the first: their results may be gone with the sandbox.
         Some(first) => actions.start_or_wait(inputs, first, runtime.latest(first.name())),
         None => {
             for c in regular {
@@ -222,7 +222,7 @@ fn init_progress(
                 return InitProgress::Failed;
             }
             _ => {
-                // Back-off counts failures across sandboxes, so look at the newest instance of any.
+                // Back-off counts failures across sandboxes, so use the newest instance of any.
                 actions.start_or_wait(inputs, c, runtime.latest(c.name()));
                 if !initialized {
                     return InitProgress::Running;

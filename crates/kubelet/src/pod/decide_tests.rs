@@ -52,7 +52,7 @@ fn run(pod: &Pod, sandboxes: Vec<Sandbox>, instances: Vec<Instance>) -> Actions 
     })
 }
 
-/// A short form of what was decided, for tables.
+/// A short form of the decisions, for tables.
 fn shown(a: &Actions) -> String {
     let mut words = Vec::new();
     if a.finished {

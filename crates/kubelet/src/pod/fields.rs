@@ -1,6 +1,7 @@
 //! A verdict for every field of a pod's spec: nothing a pod asks for is dropped in silence.
 //!
-//! A field that the schema has and this table has not fails the test. Say there what becomes of it before adding it.
+//! A field that the schema has and this table has not fails the test. Decide its treatment before adding
+//! it.
 
 use Verdict::{Acted, Differs, Elsewhere, Refused};
 use ferrite_api::schema::{self, Kind, TypeRef};
@@ -103,7 +104,7 @@ const TABLE: &[(&str, &[Row])] = &[
         ],
     ),
     (
-        // The API refuses what an ephemeral container cannot have.
+        // The API refuses fields that an ephemeral container cannot have.
         "EphemeralContainer",
         &[
             ("args", Acted("container/config")),

@@ -13,7 +13,7 @@ use std::time::Duration;
 /// However long its hook took, a container gets this much time between the signals.
 const MIN_GRACE: Duration = Duration::from_secs(2);
 
-/// Whether preStop hooks are run. They run once: stopping again in a hurry goes straight to the signal.
+/// Tells if preStop hooks are run. They run once: stopping again in a hurry goes straight to the signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Hooks {
     Run,
@@ -25,7 +25,7 @@ pub(super) struct Victim<'a> {
     /// Nothing when nobody knows the spec any more; the container then carries its hook.
     pub container: Option<&'a PodContainer>,
     pub instance: &'a Instance,
-    /// What the event says; by default that the container is stopped.
+    /// The message of the event; by default that the container is stopped.
     pub message: Option<String>,
     pub grace: Duration,
     pub pod_ip: &'a str,
@@ -125,7 +125,7 @@ impl Context {
     }
 }
 
-/// How long a pod's containers have between the signals.
+/// Time between the signals to a pod's containers.
 pub(crate) fn grace_of(pod: &Pod) -> Duration {
     let seconds =
         pod.metadata.deletion_grace_period_seconds.unwrap_or_else(|| labels::termination_grace(pod));

@@ -1,5 +1,5 @@
-//! What the kubelet writes on sandboxes and containers, so that after a restart the runtime alone tells
-//! which pod each belongs to, which spec it was made from and how it must be stopped.
+//! The labels and annotations that the kubelet writes on sandboxes and containers. After a restart the
+//! runtime alone shows which pod each belongs to, which spec it was made from and how it must be stopped.
 
 use super::model::{PodContainer, PodId};
 use k8s_openapi::api::core::v1::{LifecycleHandler, Pod};

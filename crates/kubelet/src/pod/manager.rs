@@ -55,7 +55,8 @@ impl Workers {
         }
     }
 
-    /// Ends a pod for the sake of others. False when it was told before, or nobody runs it.
+    /// Ends a pod for the sake of others. Returns false if the pod has this order already, or has no
+    /// worker.
     pub(crate) fn end(&self, uid: &str, verdict: Verdict) -> bool {
         let handles = self.lock();
         let Some(handle) = handles.get(uid) else { return false };
@@ -68,7 +69,7 @@ impl Workers {
         first
     }
 
-    /// The UIDs of pods that were told to end for the sake of others.
+    /// The UIDs of pods that were ordered to end for the sake of others.
     pub(crate) fn ordered_ends(&self) -> BTreeSet<String> {
         let handles = self.lock();
         let ordered =
@@ -76,12 +77,12 @@ impl Workers {
         handles.iter().filter(|(_, handle)| ordered(handle)).map(|(uid, _)| uid.clone()).collect()
     }
 
-    /// True if the pod is gone from the API, and what is left of it is being removed.
+    /// True if the pod is gone from the API, and its remains are being removed.
     pub(crate) fn is_gone(&self, uid: &str) -> bool {
         self.lock().get(uid).is_some_and(|handle| matches!(&*handle.desired.borrow(), Desired::Gone(_)))
     }
 
-    /// How many pods have a worker, now and as it changes.
+    /// Number of pods that have a worker, now and as it changes.
     pub(crate) fn count(&self) -> watch::Receiver<usize> {
         self.count.subscribe()
     }
@@ -90,7 +91,7 @@ impl Workers {
         self.handles.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells the pod's worker what is wanted, and starts one if there is none.
+    /// Sends the desired state to the pod's worker, and starts one if there is none.
     fn dispatch(self: &Arc<Self>, context: &Arc<Context>, desired: Desired, local: bool, scope: &Scope) {
         let id = PodId::of(desired.pod());
         let mut handles = self.lock();
@@ -265,7 +266,7 @@ async fn follow_events(context: Arc<Context>, workers: Arc<Workers>) {
     }
 }
 
-/// How often a runtime without events is asked, as upstream.
+/// Interval between lists of a runtime without events, as upstream.
 const RELIST_PERIOD: Duration = Duration::from_secs(1);
 
 /// The state of each sandbox and container, by the pod's UID and its own id.
@@ -305,7 +306,7 @@ fn changed_pods<'a>(before: &'a Seen, now: &'a Seen) -> BTreeSet<&'a str> {
     differs(before, now).chain(differs(now, before)).collect()
 }
 
-/// Ends what the runtime still has of pods the API no longer knows, and removes their directories.
+/// Ends the runtime's remains of pods that the API no longer knows, and removes their directories.
 async fn clean_orphans(
     context: &Arc<Context>,
     workers: &Arc<Workers>,
@@ -353,7 +354,7 @@ fn orphaned_logs(log_dir: &Path, live: &BTreeSet<String>) -> Vec<PathBuf> {
 /// Pods whose leftovers are removed at the same time.
 const REMOVED_AT_A_TIME: usize = 16;
 
-/// Removes what a pod left that is gone. Answers with its UID when that fails.
+/// Removes the remains of a pod that is gone. Returns its UID when that fails.
 async fn remove_pod(context: &Context, uid: String) -> Option<String> {
     let removed = context.volumes.tear_down(&uid).await;
     context.userns.release(&uid);
@@ -365,7 +366,7 @@ async fn remove_pod(context: &Context, uid: String) -> Option<String> {
     Some(uid)
 }
 
-/// Removes what pods left that are gone, and tries again where that fails.
+/// Removes the remains of pods that are gone, and tries again where that fails.
 async fn remove_leftovers(context: Arc<Context>, mut uids: Vec<String>, mut logs: Vec<PathBuf>) {
     let mut backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(300), 0.1);
     loop {

@@ -1,4 +1,4 @@
-//! Pods: what is wanted, what the runtime has, what to do next, and who does it.
+//! Pods: the desired state, the runtime's state, the decisions, and the workers.
 
 pub(crate) mod admission;
 mod admit;

@@ -112,7 +112,7 @@ pub(crate) fn is_host_network(pod: &Pod) -> bool {
     spec(pod).host_network.unwrap_or(false)
 }
 
-/// Whether the pod's users are others than the node's.
+/// Returns true if the pod has a user namespace of its own.
 pub(crate) fn has_own_users(pod: &Pod) -> bool {
     spec(pod).host_users == Some(false)
 }
@@ -151,8 +151,8 @@ impl RestartPolicy {
     }
 }
 
-/// Whether a container that ended with `exit_code` runs again: its own rules first, then its own policy,
-/// then the pod's.
+/// Returns true if a container that ended with `exit_code` runs again: its own rules come first, then its
+/// own policy, then the pod's.
 pub(crate) fn restarts_after(pod: &Pod, container: &PodContainer, exit_code: i32) -> bool {
     if container.kind == ContainerKind::Ephemeral {
         return false;

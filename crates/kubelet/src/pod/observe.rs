@@ -1,4 +1,4 @@
-//! Reads what the runtime has for a pod.
+//! Reads the runtime's state of a pod.
 
 use super::labels;
 use super::runtime_pod::{Instance, RunState, RuntimePod, Sandbox};
@@ -15,7 +15,7 @@ const MAX_MESSAGE: u64 = 4096;
 const MAX_LOG_MESSAGE: usize = 2048;
 const MAX_LOG_LINES: usize = 80;
 
-/// Everything the runtime has for the pod. What vanishes while we look is simply not there.
+/// The runtime's sandboxes and containers of the pod. Those that vanish meanwhile are left out.
 pub(crate) async fn observe(runtime: &dyn RuntimeService, uid: &str) -> Result<RuntimePod> {
     let selector = BTreeMap::from([(labels::POD_UID.to_string(), uid.to_string())]);
     let filter = PodSandboxFilter { label_selector: selector.clone(), ..PodSandboxFilter::default() };
@@ -73,7 +73,7 @@ fn message_sources(instance: &Instance) -> MessageSources {
     }
 }
 
-/// What the container left at its termination message path, or the end of its log.
+/// The container's termination message: the file at its path, or the end of its log.
 async fn message(instance: &Instance) -> String {
     let sources = message_sources(instance);
     if sources == MessageSources::default() {
@@ -94,7 +94,8 @@ fn joined(runtime: &str, container: &str) -> String {
 
 fn read_message(sources: &MessageSources) -> String {
     if let Some(path) = &sources.file {
-        // The container may have mounted anything there: a link or a FIFO is told, not followed or waited for.
+        // The container may have mounted anything there: a link or a FIFO is an error, not followed or
+        // waited for.
         match ferrite_hostfs::read_tail(path, MAX_MESSAGE) {
             Ok(text) if !text.is_empty() => return String::from_utf8_lossy(&text).into_owned(),
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => {

@@ -1,10 +1,10 @@
-//! Rules of the scheduler that a node checks again: who bound the pod may not have been the scheduler.
+//! Rules of the scheduler that a node checks again: the pod may not have been bound by the scheduler.
 
 use super::model;
 use k8s_openapi::api::core::v1::{NodeSelectorRequirement, NodeSelectorTerm, Pod, Taint, Toleration};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Tells whether the pod's selector and required affinity accept the node.
+/// Returns true if the pod's selector and required affinity accept the node.
 pub(super) fn matches_node(pod: &Pod, name: &str, labels: &BTreeMap<String, String>) -> bool {
     let spec = model::spec(pod);
     if spec.node_selector.iter().flatten().any(|(key, value)| labels.get(key) != Some(value)) {
@@ -63,7 +63,7 @@ fn host_ports(pod: &Pod) -> BTreeSet<HostPort> {
     ports
 }
 
-/// Tells whether a pod that is here has a port of the node that `pod` wants.
+/// Returns true if a pod that is here has a port of the node that `pod` wants.
 pub(super) fn ports_conflict(pod: &Pod, others: &[&Pod]) -> bool {
     let wanted = host_ports(pod);
     if wanted.is_empty() {
@@ -77,14 +77,14 @@ pub(super) fn ports_conflict(pod: &Pod, others: &[&Pod]) -> bool {
     })
 }
 
-/// Tells whether the node repels running pods in a way that the pod does not bear.
+/// Returns true if the node repels running pods in a way that the pod does not bear.
 pub(super) fn is_repelled(pod: &Pod, taints: &[Taint]) -> bool {
     let tolerations = model::spec(pod).tolerations.as_deref().unwrap_or_default();
     let executing = taints.iter().filter(|taint| taint.effect == "NoExecute");
     executing.into_iter().any(|taint| !tolerations.iter().any(|t| tolerates(t, taint)))
 }
 
-/// Tells whether the pod bears this taint.
+/// Returns true if the pod bears this taint.
 pub(super) fn tolerates_taint(pod: &Pod, key: &str, effect: &str) -> bool {
     let taint = Taint { key: key.into(), effect: effect.into(), ..Taint::default() };
     model::spec(pod).tolerations.iter().flatten().any(|toleration| tolerates(toleration, &taint))

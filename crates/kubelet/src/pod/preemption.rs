@@ -51,7 +51,7 @@ impl Resident<'_> {
 )]
 pub(crate) struct NoRoom(String);
 
-/// What is still missing.
+/// The resources still missing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Missing(Vec<(String, i64)>);
 

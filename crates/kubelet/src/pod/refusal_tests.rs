@@ -1,4 +1,4 @@
-//! What pods ask for reaches the runtime, or the pod does not run.
+//! Tests that each pod setting reaches the runtime, or the pod does not run.
 
 use crate::node::RuntimeFeatures;
 use crate::testing::Harness;

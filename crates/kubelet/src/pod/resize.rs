@@ -1,7 +1,8 @@
 //! Resizes: other CPU and memory for containers that run.
 //!
-//! Three amounts belong to a container: what the pod's spec asks for, what the node has *allocated* to it, and what
-//! its running process *has*. A spec that asks for something else is allocated when the node has room (otherwise the
+//! Three amounts belong to a container: the request of the pod's spec, the amount that the node has
+//! *allocated* to it, and the amount that its running process *has*. A spec that asks for something else is
+//! allocated when the node has room (otherwise the
 //! pod's condition says why not), and then applied to the running container, or to its next instance if the
 //! container's policy wants a restart. [`Allocation`] is kept in a file, so that a restart of the kubelet neither takes
 //! back nor repeats a step.
@@ -21,7 +22,7 @@ use std::path::Path;
 
 /// The condition of a pod whose resize the node has not allocated.
 pub(crate) const PENDING: &str = "PodResizePending";
-/// The condition of a pod whose containers do not have yet what is allocated to them.
+/// The condition of a pod whose containers do not have their allocated resources yet.
 pub(crate) const IN_PROGRESS: &str = "PodResizeInProgress";
 
 const FILE: &str = "allocation.json";
@@ -33,12 +34,13 @@ const MAX_FILE: u64 = 1 << 20;
 pub(crate) struct Allocation {
     /// By container.
     allocated: BTreeMap<String, ResourceRequirements>,
-    /// By the runtime's name of the container's instance: what it was given since it started.
+    /// By the runtime's name of the container's instance: the resources since its start.
     applied: BTreeMap<String, ResourceRequirements>,
 }
 
 impl Allocation {
-    /// Reads the file in the pod's directory. None if there is none: then the containers have what they started with.
+    /// Reads the file in the pod's directory. None if there is none: then the containers have the resources
+    /// of their start.
     pub(crate) fn load(pod_dir: &Path) -> Option<Self> {
         let bytes = ferrite_hostfs::read_head(&pod_dir.join(FILE), MAX_FILE).ok()?;
         ferrite_json::from_slice(&bytes).ok()
@@ -68,13 +70,13 @@ impl Allocation {
         self.allocated = amounts.collect();
     }
 
-    /// A container has what is allocated to it. Instances that are gone are forgotten.
+    /// A container has its allocated resources. Instances that are gone are forgotten.
     pub(crate) fn applied(&mut self, id: &str, resources: ResourceRequirements, runtime: &RuntimePod) {
         self.applied.insert(id.to_owned(), resources);
         self.applied.retain(|known, _| runtime.instances.iter().any(|instance| instance.id == *known));
     }
 
-    /// Notes on each instance what it was given since it started.
+    /// Records on each instance its resources since it started.
     pub(crate) fn note(&self, runtime: &mut RuntimePod) {
         for instance in &mut runtime.instances {
             if let Some(resources) = self.applied.get(&instance.id) {
@@ -129,7 +131,7 @@ pub(crate) fn actual<'a>(
     running.and_then(|instance| instance.resources.as_ref()).or(spec.resources.as_ref())
 }
 
-/// What the pod's cgroup must allow while containers change from what they have to what is allocated to them.
+/// The limits of the pod's cgroup while containers change from their actual to their allocated resources.
 pub(crate) fn widest(pod: &Pod, runtime: &RuntimePod) -> PodResources {
     use crate::container::resources::pod_resources;
     let has = pod_resources(&with_resources(pod, |c| actual(c, runtime.latest(&c.name)).cloned()));
@@ -145,7 +147,7 @@ pub(crate) fn widest(pod: &Pod, runtime: &RuntimePod) -> PodResources {
     }
 }
 
-/// The way in which a running container comes to what is allocated to it.
+/// The way in which a running container gets its allocated resources.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Change {
     Nothing,
@@ -187,7 +189,7 @@ pub(crate) fn is_pending(pod: &Pod, allocated: &Pod) -> bool {
     containers(pod).any(|c| !same(c.resources.as_ref(), given.get(c.name.as_str()).copied().flatten()))
 }
 
-/// The pod with what is allocated to it, as its status tells: for counting what is left of the node.
+/// The pod with its allocated resources from its status: for counting what is left of the node.
 pub(crate) fn allocated_by_status(pod: &Pod) -> Cow<'_, Pod> {
     let Some(status) = &pod.status else { return Cow::Borrowed(pod) };
     let all = status.container_statuses.iter().chain(&status.init_container_statuses).flatten();
@@ -202,14 +204,14 @@ pub(crate) fn allocated_by_status(pod: &Pod) -> Cow<'_, Pod> {
     })
 }
 
-/// How far a resize has come.
+/// The progress of a resize.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Progress {
-    /// The node has no room for what the pod asks for now.
+    /// The node has no room for the pod's request now.
     pub deferred: Option<String>,
-    /// The node will never have what the pod asks for.
+    /// The node will never have the resources that the pod asks for.
     pub infeasible: Option<String>,
-    /// Containers do not have yet what is allocated to them.
+    /// Containers do not have their allocated resources yet.
     pub is_applying: bool,
     /// The last attempt to apply it failed.
     pub error: Option<String>,
@@ -269,7 +271,7 @@ pub(crate) fn smaller_memory_limit(container: &Container, instance: &Instance) -
     limit(actual(container, Some(instance))).is_none_or(|has| new < has).then_some(new)
 }
 
-/// Whether two lists ask for the same amounts of CPU and memory, however they are written.
+/// Returns true if both have the same amounts of CPU and memory, in whatever notation.
 fn same(a: Option<&ResourceRequirements>, b: Option<&ResourceRequirements>) -> bool {
     RESOURCES.iter().all(|name| amounts(a, name) == amounts(b, name))
 }
@@ -310,7 +312,7 @@ mod tests {
             ("1", Some("1000m"), RunState::Running, false, 1000),
             ("2", Some("1"), RunState::Running, true, 1000),
             ("500m", Some("1"), RunState::Running, true, 1000),
-            // It starts again with what is asked for.
+            // It starts again with the requested resources.
             ("2", Some("1"), RunState::Exited, false, 2000),
             ("2", None, RunState::Running, false, 2000),
         ] {

@@ -1,4 +1,4 @@
-//! The part of a pod's worker that resizes: allocates, applies, and tells of it.
+//! The part of a pod's worker that resizes: allocates, applies and reports.
 
 use super::admission;
 use super::decide;
@@ -90,7 +90,7 @@ impl Worker {
         Ok(pod.clone())
     }
 
-    /// Gives running containers what is allocated to them, as far as that works.
+    /// Gives running containers their allocated resources, as far as that works.
     pub(super) async fn apply_resizes(
         &mut self,
         pod: &Arc<Pod>,
@@ -145,7 +145,8 @@ impl Worker {
         Ok(())
     }
 
-    /// A resize is over when every container runs with what is allocated to it. Then the pod's own limits follow.
+    /// A resize is over when every container runs with its allocated resources. Then the pod's own limits
+    /// follow.
     pub(super) async fn end_resize(&mut self, pod: &Arc<Pod>, runtime: &RuntimePod) -> Result<(), SyncError> {
         let runs = |c: &&PodContainer| runtime.latest(c.name()).is_some_and(|i| i.is_running());
         let containers = model::containers(pod);

@@ -1,4 +1,4 @@
-//! What the runtime has for one pod.
+//! The runtime's state of one pod.
 
 use super::labels;
 use crate::clock;
@@ -35,7 +35,7 @@ pub(crate) struct Instance {
     pub image_ref: String,
     pub image_id: String,
     pub hash: Option<String>,
-    /// What it was started with, where the kubelet noted it.
+    /// The resources that it was started with, if the kubelet recorded them.
     pub resources: Option<ResourceRequirements>,
     pub log_path: String,
     pub annotations: BTreeMap<String, String>,

@@ -37,7 +37,7 @@ const DEFAULT_MESSAGE_PATH: &str = "/dev/termination-log";
 /// Why a container was not started.
 #[derive(Debug)]
 pub(super) enum StartError {
-    /// What the container waits for.
+    /// The container waits for this reason.
     Waiting(WaitingReason),
     /// The pod must end: nothing more is started.
     Interrupted,
@@ -64,7 +64,7 @@ impl From<WaitingReason> for StartError {
     }
 }
 
-/// What starting containers of one pod needs.
+/// Inputs for starting the containers of one pod.
 pub(super) struct StartInputs<'a> {
     pub pod: &'a Pod,
     pub sandbox: &'a Sandbox,

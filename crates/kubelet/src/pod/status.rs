@@ -1,4 +1,4 @@
-//! A pod's status, computed from its spec and from what the runtime has.
+//! A pod's status, computed from its spec and from the runtime's state.
 
 use super::model::{self, ContainerKind, PodContainer, RestartPolicy};
 use super::resize;
@@ -42,7 +42,7 @@ pub(crate) struct Verdict {
     pub message: String,
     /// The message of the condition DisruptionTarget, when the pod ends for the sake of others.
     pub disruption: Option<String>,
-    /// How long its containers have to end, if not as long as the pod says.
+    /// Grace period of its containers, if not the pod's own.
     pub grace: Option<Duration>,
 }
 
@@ -163,7 +163,7 @@ fn container_status(
         .flatten()
         .find(|s| s.name == spec.name);
     let Some(latest) = inputs.runtime.latest(&spec.name) else {
-        // Its records are gone, but what was said before was true.
+        // Its records are gone, but the earlier status was true.
         if let Some(known) =
             known.filter(|k| k.container_id.is_some() && (inputs.terminating || inputs.terminated))
         {
@@ -294,13 +294,13 @@ fn waiting(reason: WaitingReason) -> ContainerState {
 /// As upstream: the termination messages of all containers of a pod together stay below this.
 const MAX_MESSAGES: usize = 12 * 1024;
 
-/// Cuts a termination message to its share of what a pod of so many containers may say.
+/// Cuts a termination message to its share of the limit for a pod with this number of containers.
 fn share(mut message: String, containers: usize) -> String {
     message.truncate(message.floor_char_boundary(MAX_MESSAGES / containers.max(1)));
     message
 }
 
-/// How an instance ended. A message that was told before stays: its file may be gone.
+/// The final state of an instance. A message that was reported before stays: its file may be gone.
 fn terminated(
     inputs: &StatusInputs<'_>,
     known: Option<&ContainerStatus>,

@@ -26,7 +26,7 @@ impl PodTable {
         &self.local
     }
 
-    /// What the API shows of static pods.
+    /// The mirror pods: the static pods as the API shows them.
     pub(crate) fn mirrors(&self) -> Vec<Arc<Pod>> {
         self.api.list().into_iter().filter(|pod| is_mirror(pod)).collect()
     }

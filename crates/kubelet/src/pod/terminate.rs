@@ -1,4 +1,4 @@
-//! The end of a pod: stop it, tell, clean up, and let the API forget it.
+//! The end of a pod: stop it, report, clean up, and let the API server delete it.
 
 use super::kill::{Hooks, grace_of};
 use super::model;

@@ -1,5 +1,5 @@
-//! Pods that wait for what this node does not have. As upstream such a pod is not failed: it stays Pending, and
-//! events say why.
+//! Pods that wait for features that this node does not have. As upstream such a pod is not failed: it stays
+//! Pending, and events say why.
 
 use super::model;
 use k8s_openapi::api::core::v1::{Pod, Volume};
@@ -19,7 +19,8 @@ impl Unsupported {
     }
 }
 
-/// What the pod waits for in vain. Volumes of a kind no plugin matches are refused where they are set up.
+/// Finds a part of the pod that nobody will ever serve. Volumes of an unknown kind are refused where they
+/// are set up.
 pub(crate) fn find(pod: &Pod) -> Option<Unsupported> {
     let spec = model::spec(pod);
     spec.volumes.iter().flatten().find_map(|volume| {
@@ -28,7 +29,7 @@ pub(crate) fn find(pod: &Pod) -> Option<Unsupported> {
     })
 }
 
-/// The part of a volume of a known kind that cannot be had.
+/// The unsupported part of a volume of a known kind.
 fn part_of(volume: &Volume) -> Option<&'static str> {
     let sources = volume.projected.as_ref().and_then(|p| p.sources.as_ref());
     sources.into_iter().flatten().find_map(|source| {

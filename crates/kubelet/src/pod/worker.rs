@@ -1,4 +1,4 @@
-//! One task per pod: look, decide, act, tell; then wait for the next event.
+//! One task per pod: observe, decide, act, report; then wait for the next event.
 
 use super::backoff::BackOff;
 use super::context::Context;
@@ -27,17 +27,18 @@ use std::time::Duration;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
-/// Until a failed pull is shown as back-off, and until a failed start is looked at again.
+/// Delay until a failed pull is shown as back-off, and until a failed start is checked again.
 const AFTER_FAILED_START: Duration = Duration::from_secs(1);
 /// Until volumes that could not be brought up to date are tried again.
 const AFTER_FAILED_REFRESH: Duration = Duration::from_secs(30);
-/// A container whose configuration is wrong is looked at this often even if nothing it refers to changed.
+/// Interval between checks of a container with a wrong configuration, even if nothing that it refers to
+/// changed.
 const AFTER_CONFIG_ERROR: Duration = Duration::from_secs(60);
 
 /// A critical pod waits for those that make room for it; their ends are looked for this often.
 const AFTER_PREEMPTION: Duration = Duration::from_secs(1);
 
-/// What the API wants of a pod.
+/// The state of a pod that the API asks for.
 #[derive(Debug, Clone)]
 pub(crate) enum Desired {
     /// It exists; with a deletion timestamp it must end.
@@ -94,7 +95,7 @@ pub(super) enum SyncError {
     Interrupted,
 }
 
-/// What a round answers to.
+/// The trigger of a sync.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Cause {
     /// The pod changed in the API, and nothing else is known to have happened.
@@ -102,7 +103,7 @@ enum Cause {
     Anything,
 }
 
-/// Whether the states between the beginning and the end of a round are published.
+/// Tells if the states between the beginning and the end of a sync are published.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Progress {
     Shown,
@@ -128,7 +129,7 @@ pub(super) struct Worker {
     volumes: Option<PodVolumes>,
     pub(super) allocation: Allocation,
     pub(super) resize: resize::Progress,
-    /// What the pod's cgroup was last set to.
+    /// The last resources written to the pod's cgroup.
     cgroup_of: Option<PodResources>,
     /// The part of the pod its volumes show; when it changes they are written again.
     volumes_of: Option<k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta>,
@@ -139,7 +140,7 @@ pub(super) struct Worker {
     messages: HashMap<String, String>,
 }
 
-/// What a worker is told.
+/// The inputs of a worker.
 pub(crate) struct Inputs {
     pub id: PodId,
     /// A static pod: the API neither wants it nor knows it by its UID.
@@ -269,7 +270,7 @@ impl Worker {
         Ok(deadline(pod))
     }
 
-    /// One round for a pod that should run. Answers when to look again if nothing happens before.
+    /// One sync of a pod that should run. Returns the time of the next sync if nothing happens before.
     async fn sync(&mut self, pod: &Arc<Pod>) -> Result<Option<Timestamp>, SyncError> {
         let context = self.context.clone();
         let now = context.clock.now();
@@ -279,7 +280,7 @@ impl Worker {
             return Ok(None);
         }
         if !self.admitted {
-            // What runs already was admitted before: a restart of the kubelet takes nothing away.
+            // A pod with sandboxes was admitted before: a restart of the kubelet takes nothing away.
             if runtime.is_empty() && !self.admit_unless_ended(pod).await? {
                 self.publish(pod, &runtime, false, false);
                 return Ok(Some(clock::add(now, AFTER_PREEMPTION)));
@@ -444,7 +445,8 @@ impl Worker {
         if !changed && !due && same {
             return Ok(());
         }
-        // What waits (for a driver, for an attachment) stops when the pod must end; work on files is completed.
+        // Waiting (for a driver, for an attachment) stops when the pod must end; work on files is
+        // completed.
         let (stop, mut ending, timer) = (CancellationToken::new(), self.desired.clone(), Timer::start());
         let done = {
             let set_up = self.context.volumes.set_up(pod, now, self.volumes.as_ref(), &stop);
@@ -467,7 +469,7 @@ impl Worker {
             }
             Err(e) => {
                 self.context.event(pod, EventType::Warning, "FailedMount", e.to_string());
-                // A running pod keeps the files it has until better ones can be had.
+                // A running pod keeps its files until newer ones are available.
                 match &mut self.volumes {
                     Some(volumes) => {
                         volumes.refresh_at = Some(clock::add(now, AFTER_FAILED_REFRESH));
@@ -479,7 +481,7 @@ impl Worker {
         }
     }
 
-    /// Does what was decided. Answers when a failed start may be tried again.
+    /// Carries out the decisions. Returns the time at which a failed start may be tried again.
     async fn apply(
         &mut self,
         pod: &Arc<Pod>,
@@ -597,7 +599,8 @@ impl Worker {
         }
     }
 
-    /// The pod has run its course, or may not run: stop what is left, free what it held, keep its records.
+    /// The pod has run its course, or may not run: stop its remaining containers, free its resources, keep
+    /// its records.
     async fn finish(&mut self, pod: &Arc<Pod>, runtime: &RuntimePod) -> Result<(), SyncError> {
         let context = self.context.clone();
         self.probes.stop();

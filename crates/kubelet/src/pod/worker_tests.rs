@@ -430,7 +430,7 @@ async fn a_termination_message_waits_for_the_api_server() {
     h.api.refuse_patches(true);
     h.runtime.exit("c", 0);
     h.api.until_refused(4).await;
-    // Somebody else's write to the status makes the kubelet look again.
+    // Somebody else's write to the status triggers a sync of the kubelet.
     let mut pod = h.pod("p").unwrap();
     pod["status"]["conditions"].as_array_mut().unwrap().push(json!({"type": "Else", "status": "True"}));
     h.api.put("pods", pod);
@@ -474,7 +474,7 @@ async fn a_container_is_resized_while_it_runs() {
     };
     assert_eq!(pod["status"]["containerStatuses"][0]["restartCount"], 0);
     assert!(h.runtime.calls().iter().any(|note| note == "resize:20000"), "{:?}", h.runtime.calls());
-    // What it was given is known to the next instance as well.
+    // The next instance knows the resources, too.
     h.runtime.exit("c", 1);
     let pod = h.until("p", "restarted", |p| p["status"]["containerStatuses"][0]["restartCount"] == 1).await;
     assert_eq!(cpu_of(&pod)[0], "200m");

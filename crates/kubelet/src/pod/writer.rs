@@ -1,4 +1,4 @@
-//! Publishes a pod's status: the newest one only, one write at a time, and only what changed.
+//! Publishes a pod's status: the newest one only, one write at a time, and only changes.
 
 use super::context::Context;
 use super::model::PodId;
@@ -63,7 +63,7 @@ impl StatusWriter {
         }
     }
 
-    /// Waits until the server has what was published last, or no longer has the pod.
+    /// Waits until the server has the last published status, or no longer has the pod.
     pub(crate) async fn flushed(&self) {
         let Self::Api { wanted, written } = self else { return };
         let version = wanted.borrow().version;
@@ -97,7 +97,7 @@ async fn run(
                     break;
                 }
                 Err(e) if is_conflict(&e) => match api.get_opt(&pod.name).await {
-                    // The name belongs to another pod, or to none: nothing to tell.
+                    // The name belongs to another pod, or to none: nothing to report.
                     Ok(None) => {
                         let _ = done.send(version);
                         break;

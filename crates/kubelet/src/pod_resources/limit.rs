@@ -1,8 +1,8 @@
-//! A limit of requests: so many at once, and so many in a second.
+//! A limit for requests: a number at once, and a number in a second.
 
 use std::time::Duration;
 
-/// A bucket of tokens. Time is what has passed since it was made.
+/// A token bucket. Times are counted from its creation.
 #[derive(Debug)]
 pub(crate) struct Limit {
     rate: f64,
@@ -16,7 +16,7 @@ impl Limit {
         Self { rate: rate.into(), burst: burst.into(), tokens: burst.into(), at: Duration::ZERO }
     }
 
-    /// Answers whether one more request is taken now.
+    /// Returns true if one more request is taken now.
     pub(crate) fn take(&mut self, now: Duration) -> bool {
         let passed = now.saturating_sub(self.at);
         self.at = self.at.max(now);

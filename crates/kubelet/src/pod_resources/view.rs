@@ -12,7 +12,7 @@ fn entry(resource: &str, device: &str, node: Option<i64>) -> ContainerDevices {
     }
 }
 
-/// What a container has.
+/// The devices of a container.
 pub(crate) fn of_container(given: &Given) -> Vec<ContainerDevices> {
     let mut shown = Vec::new();
     for (resource, one) in given {
@@ -24,7 +24,7 @@ pub(crate) fn of_container(given: &Given) -> Vec<ContainerDevices> {
     shown
 }
 
-/// What the node has.
+/// The devices of the node.
 pub(crate) fn allocatable(all: &BTreeMap<String, BTreeMap<String, Device>>) -> Vec<ContainerDevices> {
     let mut shown = Vec::new();
     for (resource, devices) in all {

@@ -15,7 +15,7 @@ use tokio::time::timeout;
 /// Output kept of a check; the rest would only fill events.
 const MAX_OUTPUT: usize = 10 * 1024;
 
-/// What a check is about.
+/// The target of a check.
 #[derive(Debug, Clone)]
 pub(crate) struct Target {
     pub container_id: String,

@@ -1,4 +1,4 @@
-//! How often probes ended how, for `/metrics/probes`.
+//! Counts of probe results, for `/metrics/probes`.
 
 use super::{Outcome, ProbeKind};
 use k8s_openapi::api::core::v1::ObjectReference;

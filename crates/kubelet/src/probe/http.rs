@@ -111,7 +111,7 @@ where
     }
 }
 
-/// Probes ask whether a server answers, not who it is: as upstream, its certificate is not verified.
+/// Probes check that a server answers, not its identity: as upstream, its certificate is not verified.
 fn connector() -> TlsConnector {
     static CONFIG: std::sync::LazyLock<Arc<rustls::ClientConfig>> = std::sync::LazyLock::new(|| {
         Arc::new(

@@ -8,7 +8,7 @@ use std::time::Duration;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Success,
-    /// Healthy, with something to tell.
+    /// Healthy, with a warning.
     Warning(String),
     Failure(String),
     /// The check itself could not be made; counts as nothing.
@@ -43,7 +43,7 @@ impl Thresholds {
     }
 }
 
-/// What follows from one more outcome.
+/// The effect of one more result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
     /// Nothing changes; probe again after the period.

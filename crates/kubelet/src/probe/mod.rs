@@ -44,14 +44,14 @@ impl ProbeKind {
     }
 }
 
-/// What the probes of a pod have said so far, by container instance. A new instance starts with nothing.
+/// The results of a pod's probes, by container instance. A new instance starts with none.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct ProbeResults {
     results: HashMap<(String, ProbeKind), bool>,
 }
 
 impl ProbeResults {
-    /// Notes a verdict. Answers whether it changed anything.
+    /// Notes a verdict. Returns true if it changed anything.
     pub(crate) fn set(&mut self, container_id: &str, kind: ProbeKind, success: bool) -> bool {
         self.results.insert((container_id.to_string(), kind), success) != Some(success)
     }

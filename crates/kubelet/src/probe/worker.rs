@@ -51,7 +51,7 @@ impl ProbeSet {
         self.results.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Starts what should be probed now and ends the rest.
+    /// Starts the probes that should run now and ends the rest.
     pub(crate) fn update(
         &mut self,
         pod: &Pod,

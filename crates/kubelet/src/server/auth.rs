@@ -58,7 +58,7 @@ pub(super) struct Refusal {
     pub message: String,
 }
 
-/// Decides who may use the kubelet API.
+/// Authenticates and authorizes callers of the kubelet API.
 pub(super) struct Gatekeeper {
     node: String,
     settings: KubeletAccess,

@@ -1,8 +1,8 @@
-//! Who may hold a connection to the kubelet API, and for how long.
+//! Limits the connections to the kubelet API, in number and time.
 //!
-//! A connection is a stranger's until a request on it was authorized. Strangers have few places and little time; when
-//! their places are full, the peer that has most loses its oldest connection. Nobody has to wait for a stranger: the
-//! API server gets in however many idle connections others hold.
+//! A connection is a stranger's until a request on it was authorized. Strangers have few places and little
+//! time; when their places are full, the peer with the most connections loses its oldest one. Nobody has to
+//! wait for a stranger: the API server gets in however many idle connections others hold.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -111,7 +111,8 @@ impl Stranger {
         self.evicted.cancelled().await;
     }
 
-    /// Makes room among the strangers: the caller has shown who it is. Nothing when too many such callers are here.
+    /// Makes room among the strangers: the caller is authenticated. Nothing when too many such callers are
+    /// here.
     pub(super) fn becomes_caller(self) -> Option<Caller> {
         let gate = self.gate.clone();
         drop(self);

@@ -1,4 +1,5 @@
-//! The kubelet API on port 10250. The API server decides who a caller with a token is, and what every caller may do.
+//! The kubelet API on port 10250. The API server authenticates callers with a token, and authorizes every
+//! caller.
 
 mod auth;
 mod checkpoint;
@@ -60,7 +61,7 @@ pub(crate) struct Server {
     scope: Scope,
 }
 
-/// Listens and serves until the scope ends. Answers the address it listens on.
+/// Listens and serves until the scope ends. Returns the address it listens on.
 pub(crate) async fn start(
     context: Arc<Context>,
     config: Arc<Config>,
@@ -93,8 +94,8 @@ async fn accept(listener: TcpListener, tls: watch::Receiver<Option<ServerTls>>, 
     }
 }
 
-/// Finds out who is calling, and serves the call. A stranger is told that it is one; that has its limit in time and
-/// its place can be taken.
+/// Authenticates the caller and serves the call. A caller that is not authorized gets an error; until then
+/// it has a time limit and can lose its place.
 async fn greet(stream: TcpStream, tls: ServerTls, server: Arc<Server>, stranger: Stranger) {
     let _ = stream.set_nodelay(true);
     let handshake = tokio::time::timeout(STRANGER_LIMIT, TlsAcceptor::from(tls.config).accept(stream));

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 const RUN_SECONDS: i64 = 600;
 
 impl Server {
-    /// What the runtime has, not what the API wants: pods are named by the labels of their containers.
+    /// Lists the runtime's pods, not the API's: pods are named by the labels of their containers.
     pub(super) async fn running_pods(&self) -> Answer {
         let state = Some(ContainerStateValue { state: ContainerState::ContainerRunning.into() });
         let filter = Some(ContainerFilter { state, ..ContainerFilter::default() });
@@ -46,7 +46,7 @@ impl Server {
         json(&json!({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": items}))
     }
 
-    /// Runs a command to its end and answers with what it wrote.
+    /// Runs a command to its end and answers with its output.
     pub(super) async fn run(
         &self,
         request: &Request<Incoming>,

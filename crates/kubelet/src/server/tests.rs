@@ -1,4 +1,4 @@
-//! The kubelet API through its real door: TLS on loopback.
+//! The kubelet API over its real port: TLS on loopback.
 
 use super::*;
 use crate::testing::Harness;

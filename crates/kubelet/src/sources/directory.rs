@@ -23,7 +23,7 @@ enum FileError {
     Manifest(#[from] ManifestError),
 }
 
-/// Reads manifests and remembers what each file last held.
+/// Reads manifests and remembers the last content of each file.
 pub(crate) struct DirectorySource {
     path: PathBuf,
     node: String,
@@ -40,7 +40,7 @@ impl DirectorySource {
         Self { path, node: node.to_owned(), period, clock, files, complaints }
     }
 
-    /// Reads everything and tells what should run, again and again.
+    /// Reads everything and publishes the pods that should run, again and again.
     pub(crate) async fn run(mut self, pods: Arc<LocalPods>) {
         loop {
             // Watch before reading, so that a change in between is not missed.

@@ -1,5 +1,5 @@
-//! Mirror pods: what the API shows of the node's static pods. The API never decides about a static pod; whoever deletes
-//! or changes a mirror sees it put back.
+//! Mirror pods: the node's static pods as the API shows them. The API never decides about a static pod; a
+//! mirror that a user deletes or changes is put back.
 
 use super::manifest::{HASH, MIRROR};
 use crate::pod::context::Context;
@@ -13,12 +13,12 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Notify;
 
-/// Tells whether a pod of the API only shows a static pod, and is not to be run.
+/// Returns true if a pod of the API only shows a static pod, and is not to be run.
 pub(crate) fn is_mirror(pod: &Pod) -> bool {
     pod.metadata.annotations.as_ref().is_some_and(|annotations| annotations.contains_key(MIRROR))
 }
 
-/// Something to do so that the API shows what runs.
+/// An action that brings the mirror pods in line with the static pods.
 #[derive(Debug, PartialEq)]
 enum MirrorAction {
     Create(Box<Pod>),
@@ -30,7 +30,7 @@ enum MirrorAction {
     },
 }
 
-/// What the API should show.
+/// Inputs for deciding which mirror pods the API should have.
 struct Shown<'a> {
     /// Static pods that should run.
     local: &'a [Arc<Pod>],

@@ -123,7 +123,7 @@ impl LocalPods {
         shown(pod, &self.lock().statuses)
     }
 
-    /// Tells how a pod fares.
+    /// Publishes the status of a pod.
     pub(crate) fn publish(&self, uid: &str, status: PodStatus) {
         let changed = self.lock().statuses.insert(uid.to_owned(), status.clone()).as_ref() != Some(&status);
         if changed {

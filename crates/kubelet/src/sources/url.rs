@@ -180,7 +180,7 @@ mod tests {
                 }
                 stream.write_all(answer.as_bytes()).await.unwrap();
             }
-            // Whoever asks a third time has dealt with the second answer.
+            // A third request means that the second response was processed.
             drop(listener.accept().await);
             String::from_utf8(head).unwrap()
         });

@@ -1,4 +1,4 @@
-//! A container runtime in memory: what is started runs until told otherwise.
+//! A container runtime in memory: a started container runs until the test ends it.
 
 use crate::clock::Clock;
 use crate::pod::labels;
@@ -54,12 +54,12 @@ impl FakeRuntime {
         Self { state: Arc::default(), events: broadcast::channel(1024).0, clock, moved: Arc::default() }
     }
 
-    /// What was asked of the runtime, in order.
+    /// The calls to the runtime, in order.
     pub(crate) fn calls(&self) -> Vec<String> {
         self.state.lock().unwrap().calls.clone()
     }
 
-    /// How many containers were started so far.
+    /// Number of containers started so far.
     pub(crate) fn started(&self) -> usize {
         self.calls().iter().filter(|call| call.starts_with("start:")).count()
     }
@@ -85,7 +85,7 @@ impl FakeRuntime {
         self.state.lock().unwrap().start_error = message.map(str::to_string);
     }
 
-    /// Whether the network is ready, and why not.
+    /// Sets the network's readiness: `None` is ready, else the text says why not.
     pub(crate) fn set_ready(&self, problem: Option<&str>) {
         self.state.lock().unwrap().network_problem = problem.map(str::to_string);
     }
@@ -100,7 +100,7 @@ impl FakeRuntime {
         state.sandboxes.is_empty() && state.containers.is_empty()
     }
 
-    /// How the sandbox of a pod was asked for, and under which handler.
+    /// The configuration and the handler of a pod's sandbox.
     pub(crate) fn sandbox(&self, pod: &str) -> Option<(PodSandboxConfig, String)> {
         let state = self.state.lock().unwrap();
         let of = |s: &&Box_| s.config.metadata.as_ref().is_some_and(|m| m.name == pod);

@@ -75,7 +75,7 @@ impl Harness {
         Self::assemble(api, runtime, dir, self.clock, settings, self.limits).await
     }
 
-    /// The kubelet dies; what is left can be changed before it starts anew.
+    /// The kubelet dies; the test can change its files before it starts anew.
     pub(crate) async fn stop(&self) {
         self.scope.shutdown().await;
     }

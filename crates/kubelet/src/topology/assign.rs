@@ -22,7 +22,7 @@ pub(crate) struct Spread {
     pub across_cores: bool,
     /// Processors that share the last cache, if possible.
     pub uncore: bool,
-    /// Processors are taken in groups of so many.
+    /// Processors are taken in groups of this size.
     pub group: usize,
 }
 
@@ -39,7 +39,7 @@ pub(crate) fn take(
     }
 }
 
-/// What is still free while processors are chosen.
+/// The processors still free while some are chosen.
 struct Taking<'a> {
     topology: &'a CpuTopology,
     free: BTreeMap<u32, Cpu>,
@@ -153,7 +153,7 @@ impl<'a> Taking<'a> {
         }
     }
 
-    /// All that is still needed from one cache, if it has so many whole cores.
+    /// Takes all processors still needed from one cache, if its whole cores give exactly that number.
     fn take_part_of_uncore(&mut self, uncore: u32) {
         let per_core = self.topology.cpus_per_core();
         let wanted = self.needed.div_ceil(per_core);
@@ -228,8 +228,8 @@ fn packed(
     }
 }
 
-/// Takes as many from each of as few NUMA nodes as possible; what does not divide goes where it leaves the nodes most
-/// alike.
+/// Takes as many from each of as few NUMA nodes as possible; the remainder goes where it leaves the nodes
+/// most alike.
 fn distributed(
     topology: &CpuTopology,
     available: &CpuSet,

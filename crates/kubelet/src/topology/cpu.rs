@@ -26,7 +26,7 @@ pub struct CpuOptions {
     pub prefer_align_cpus_by_uncorecache: bool,
 }
 
-/// Who decides about processors.
+/// The CPU manager policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum CpuPolicy {
     #[default]
@@ -367,7 +367,7 @@ impl CpuState {
         (self.is_static() && !cpus.is_empty()).then_some(cpus)
     }
 
-    /// How many processors a container gets for itself.
+    /// Number of processors that a container gets for itself.
     pub(crate) fn wanted(&self, pod: &Pod, container: &PodContainer) -> usize {
         let of_pod = model::spec(pod).resources.is_some();
         if !self.is_static()
@@ -444,7 +444,7 @@ impl CpuState {
         Ok(())
     }
 
-    /// The pod has ended. Answers whether it had processors of its own.
+    /// The pod has ended. Returns true if it had processors of its own.
     pub(crate) fn release(&mut self, pod: &str) -> bool {
         let Some(containers) = self.assigned.remove(pod) else { return false };
         for cpus in containers.values() {

@@ -14,7 +14,7 @@ pub(crate) struct CpuSet(BTreeSet<u32>);
 #[error("{0:?} is no list of processors such as 0,2-3")]
 pub struct CpuSetError(String);
 
-/// How many processors a list such as `0,2-3` names.
+/// Number of processors in a list such as `0,2-3`.
 pub fn cpu_count(list: &str) -> Result<usize, CpuSetError> {
     list.parse::<CpuSet>().map(|set| set.len())
 }

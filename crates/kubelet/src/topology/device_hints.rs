@@ -1,4 +1,4 @@
-//! Hints of devices: the NUMA nodes from which so many devices of a resource could be had.
+//! Hints of devices: the NUMA nodes that could provide the requested number of devices.
 
 use super::hint::{Hint, Hints};
 use super::mask::NumaMask;

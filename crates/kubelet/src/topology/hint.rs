@@ -1,4 +1,4 @@
-//! Hints: the NUMA nodes from which a resource could be had, and the merge of the hints of all resources.
+//! Hints: the NUMA nodes that could provide a resource, and the merge of the hints of all resources.
 
 use super::machine::CpuTopology;
 use super::mask::NumaMask;
@@ -13,13 +13,14 @@ pub(crate) struct Hint {
     pub preferred: bool,
 }
 
-/// The ways to have one resource; none if the nodes do not matter. An empty list: it cannot be had.
+/// The ways to allocate one resource; none if the nodes do not matter. An empty list: it cannot be
+/// allocated.
 pub(crate) type Hints = Option<Vec<Hint>>;
 
-/// What one manager says, by resource. Nothing: it has no preference.
+/// The hints of one manager, by resource. Empty: it has no preference.
 pub(crate) type ProviderHints = BTreeMap<String, Hints>;
 
-/// How strict the topology manager is.
+/// The topology manager policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum TopologyPolicy {
     #[default]
@@ -65,7 +66,7 @@ impl TopologyScope {
     }
 }
 
-/// For what nodes are chosen at once.
+/// The unit for which nodes are chosen at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum TopologyScope {
     #[default]
@@ -108,7 +109,7 @@ impl NumaInfo<'_> {
     }
 }
 
-/// Chooses nodes for all resources together. Answers whether the policy admits the choice.
+/// Chooses nodes for all resources together. Returns the choice, and true if the policy admits it.
 pub(crate) fn merge(
     policy: TopologyPolicy,
     numa: &NumaInfo<'_>,

@@ -24,7 +24,8 @@ pub(crate) struct CpuTopology {
 }
 
 impl CpuTopology {
-    /// Reads the kernel's files below `/sys/devices/system`. A machine that tells nothing has one socket and one node.
+    /// Reads the kernel's files below `/sys/devices/system`. A machine without them has one socket and one
+    /// node.
     pub(crate) fn read(system: &Path, count: u32) -> Self {
         let text = |path: String| std::fs::read_to_string(system.join(path)).unwrap_or_default();
         let online: CpuSet = text("cpu/online".into()).parse().unwrap_or_default();

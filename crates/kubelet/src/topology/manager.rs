@@ -22,13 +22,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::Notify;
 
-/// What the node's administrator wants of the managers of resources.
+/// The administrator's settings of the resource managers.
 #[derive(Debug, Clone)]
 pub struct ResourceSettings {
     pub cpu_policy: CpuPolicy,
     /// Processors for the system, such as `0-1`; without a name some are chosen.
     pub reserved_cpus: String,
-    /// Containers are looked at so often, in case one does not run where it should.
+    /// Interval between checks that each container runs on its processors.
     pub cpu_reconcile_period: Duration,
     pub topology_policy: TopologyPolicy,
     pub topology_scope: TopologyScope,
@@ -315,7 +315,7 @@ impl ResourceManager {
         self.cpu().is_static()
     }
 
-    /// A container has started: what it shares may have changed meanwhile.
+    /// A container has started: its shared processors may have changed meanwhile.
     pub(crate) fn started(&self) {
         if self.is_static() {
             self.changed.notify_one();
@@ -329,7 +329,7 @@ impl ResourceManager {
         self.after_release(released).await;
     }
 
-    /// Frees what pods have that do not exist any longer.
+    /// Frees the resources of pods that do not exist any longer.
     pub(crate) async fn retain(&self, live: &BTreeSet<String>) {
         self.devices.retain(live).await;
         let released = self.cpu().retain(live);
@@ -402,7 +402,8 @@ impl ResourceManager {
     }
 }
 
-/// What containers need together: those that run beside one another, or the most that an init container needs.
+/// The need of containers at one time: those that run beside one another, or the most that an init
+/// container needs.
 pub(crate) fn at_once(containers: &[PodContainer], need: impl Fn(&PodContainer) -> usize) -> usize {
     let (mut sidecars, mut init, mut regular) = (0, 0, 0);
     for container in containers {

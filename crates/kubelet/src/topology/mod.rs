@@ -1,7 +1,7 @@
 //! The CPU manager and the topology manager: processors of a container's own, and resources near to one another.
 //!
 //! `machine.rs` reads where processors are; `assign.rs`, `cpu.rs`, `hint.rs` and `device_hints.rs` decide and are pure;
-//! `manager.rs` holds the state, keeps it in the file `cpu_manager_state` and tells the runtime.
+//! `manager.rs` holds the state, keeps it in the file `cpu_manager_state` and updates the runtime.
 
 mod assign;
 mod cpu;

@@ -20,7 +20,7 @@ const NEW_DATA: &str = "..data_tmp";
 /// Most entries a volume is read with. A payload is limited by the size of an object, far below this.
 const MAX_ENTRIES: usize = 1 << 20;
 
-/// Brings `target` to `payload`. Answers whether the files changed.
+/// Brings `target` to `payload`. Returns true if the files changed.
 ///
 /// A write that was interrupted leaves a directory or a link that nothing points at; the next write removes it.
 pub(crate) fn write(target: &Path, payload: &Payload, group: Option<u32>) -> io::Result<bool> {
@@ -63,7 +63,7 @@ fn current(target: &Dir) -> Option<OsString> {
     (is_stamp(&name) && target.is_dir(&name).unwrap_or(false)).then_some(name)
 }
 
-/// Tells whether `name` is one that time-stamped directories have: `..2026_01_02_…`.
+/// Returns true if `name` is one that time-stamped directories have: `..2026_01_02_…`.
 fn is_stamp(name: &OsStr) -> bool {
     let known = |b: &u8| b.is_ascii_hexdigit() || matches!(b, b'_' | b'.');
     name.as_bytes().strip_prefix(b"..2").is_some_and(|rest| rest.len() < 64 && rest.iter().all(known))

@@ -37,7 +37,7 @@ async fn set_up(source: Option<&HostPathVolumeSource>) -> Result<ReadyVolume, So
     Ok(ReadyVolume::writable(source.path.clone().into()))
 }
 
-/// Makes sure that `path` is what `kind` says, creating it for the `…OrCreate` types.
+/// Makes sure that `path` is of type `kind`, creating it for the `…OrCreate` types.
 pub(crate) fn ensure(path: &str, kind: &str) -> Result<(), HostPathError> {
     let at = Path::new(path);
     let check = |ok: bool, problem| {

@@ -13,7 +13,7 @@ use std::path::{Component, Path, PathBuf};
 const DIRECTORY: OFlag =
     OFlag::O_RDONLY.union(OFlag::O_DIRECTORY).union(OFlag::O_NOFOLLOW).union(OFlag::O_CLOEXEC);
 
-/// How a memory file system begins.
+/// The options of a new tmpfs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Tmpfs {
     pub mode: u32,
@@ -96,8 +96,8 @@ fn open_beneath(volume: &Path, sub: &Path) -> io::Result<OwnedFd> {
     Ok(parent)
 }
 
-/// Binds `sub` of `volume` to `point`, so that nobody who can write the volume can later swap what a
-/// container is given.
+/// Binds `sub` of `volume` to `point`, so that a writer of the volume cannot later exchange the container's
+/// files.
 ///
 /// The mounts below `sub` are not part of it, as upstream, and the new mount is private: unmounting it reaches no
 /// mount of the host.
@@ -113,8 +113,8 @@ pub(crate) fn bind_sub_path(volume: &Path, sub: &str, point: &Path) -> io::Resul
     bind(&fd, point).map(drop)
 }
 
-/// Binds what `fd` refers to at `point`, without the mounts below it, as a private mount. Answers whether it was not
-/// mounted yet.
+/// Binds the file of `fd` at `point`, without the mounts below it, as a private mount. Returns true if it
+/// was not mounted yet.
 pub(crate) fn bind(fd: &OwnedFd, point: &Path) -> io::Result<bool> {
     if mounts::is_mount_point(point)? {
         return Ok(false);
@@ -189,7 +189,7 @@ mod tests {
         assert_eq!(made.permissions().mode() & 0o7777, 0o777, "as the volume");
     }
 
-    /// A FIFO as the volume itself must not stop whoever sets the pod up.
+    /// A FIFO as the volume itself must not block the setup of the pod.
     #[test]
     fn a_fifo_is_no_volume() {
         let tree = Tree(tempfile::tempdir().unwrap());

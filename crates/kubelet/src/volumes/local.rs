@@ -58,7 +58,7 @@ async fn set_up(request: PersistentSetUp<'_>) -> Result<ReadyVolume, SourceError
             None => open(&path, false)?,
         };
         let fresh = kernel::bind(&place, &target).map_err(|e| io_error(&path, e))?;
-        // A pod that runs already has what its first mount gave it.
+        // A pod that runs already keeps the result of its first mount.
         if let Some(change) = change.filter(|_| fresh) {
             ownership::apply(&target, change).map_err(|e| io_error(&path, e))?;
         }
@@ -72,7 +72,7 @@ fn io_error(path: &Path, source: io::Error) -> LocalError {
     LocalError::Io { path: path.to_owned(), source }
 }
 
-/// Opens what an administrator named, which must be of the right kind.
+/// Opens the administrator's path, which must be of the right kind.
 fn open(path: &Path, block: bool) -> Result<OwnedFd, LocalError> {
     let place = kernel::open_place(path).map_err(|e| match e.kind() {
         io::ErrorKind::NotFound => LocalError::Missing(path.to_owned()),

@@ -55,8 +55,8 @@ pub(super) fn ensure(root: &Path, name: &str) -> io::Result<OwnedFd> {
     Ok(root.open_dir(name)?.into())
 }
 
-/// Removes the volumes that are listed; those that are gone already count as removed. What could not be removed is left
-/// out and reported.
+/// Removes the listed volumes; those that are gone already count as removed. A volume that cannot be
+/// removed is left out of the result and reported.
 fn remove(root: &Path, volumes: &BTreeSet<String>) -> (BTreeSet<String>, Option<io::Error>) {
     let dir = match Dir::open(root) {
         Ok(dir) => dir,

@@ -138,7 +138,7 @@ impl PodVolumes {
     }
 }
 
-/// What the volumes of a node are made of.
+/// The settings of a node's volumes.
 pub(crate) struct VolumesConfig {
     /// The kubelet's directory.
     pub root: PathBuf,
@@ -199,8 +199,8 @@ impl Volumes {
         entries.flatten().filter_map(|e| e.file_name().into_string().ok()).collect()
     }
 
-    /// Brings every volume of the pod to what the API says now. `before` is what the pod has already. Waiting ends when
-    /// `ending` is cancelled.
+    /// Brings every volume of the pod to the state of the API. `before` is the pod's present state. Waiting
+    /// ends when `ending` is cancelled.
     pub(crate) async fn set_up(
         &self,
         pod: &Pod,
@@ -240,7 +240,8 @@ impl Volumes {
         (plugin.set_up)(SetUp { volumes: self, pod, id: &id, volume, group, now, ending }).await
     }
 
-    /// The mounts of one container. `images` are those of its image volumes, `env` is what `subPathExpr` may refer to.
+    /// The mounts of one container. `images` are those of its image volumes, `env` has the variables for
+    /// `subPathExpr`.
     pub(crate) async fn mounts(
         &self,
         pod: &Pod,

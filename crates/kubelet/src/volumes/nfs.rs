@@ -10,9 +10,9 @@ use std::process::Stdio;
 use std::time::Duration;
 use tokio::process::Command;
 
-/// A server that does not answer holds up its pod for so long before the pod is told.
+/// Longest wait for a server that does not answer before the pod gets an error.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Of what the helper says, so much is repeated.
+/// Length of the helper's output that is repeated in errors.
 const OUTPUT: usize = 1024;
 
 #[derive(Debug, thiserror::Error)]
@@ -68,7 +68,7 @@ async fn set_up(
     Ok(ReadyVolume { read_only, settled: true, ..ReadyVolume::writable(point) })
 }
 
-/// What the mount program is called with. Nothing after `--` is an option, whatever the server is called.
+/// The arguments of the mount program. Nothing after `--` is an option, whatever the server's name is.
 fn arguments(source: &NFSVolumeSource, read_only: bool, options: &[String], point: &Path) -> Vec<String> {
     let mut all: Vec<String> = options.to_vec();
     if read_only {

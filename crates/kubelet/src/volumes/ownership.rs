@@ -4,7 +4,7 @@ use ferrite_hostfs::{Dir, Visit, walk};
 use std::io;
 use std::path::Path;
 
-/// How a volume is given to a group.
+/// The change of a volume's group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct GroupChange {
     pub group: u32,
@@ -12,7 +12,7 @@ pub(super) struct GroupChange {
     pub only_on_mismatch: bool,
 }
 
-/// Group read and write, as upstream; directories can be entered, and what is made in them has their group.
+/// Group read and write, as upstream; directories can be entered, and new files in them have their group.
 const FILE_MODE: u32 = 0o660;
 const DIRECTORY_MODE: u32 = 0o2770;
 /// The bits of a mode that can be set.

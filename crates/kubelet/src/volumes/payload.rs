@@ -1,4 +1,4 @@
-//! What the files of a volume are: a pure function of the objects it projects.
+//! Computes the files of a volume: a pure function of the objects that it projects.
 
 use crate::container::fields::{self, Addresses, FieldError, NodeLimits};
 use k8s_openapi::api::core::v1::{DownwardAPIVolumeFile, KeyToPath, Pod};

@@ -1,4 +1,4 @@
-//! Configurations of networks: which file counts, what it says. No process is started here.
+//! Configurations of networks: chooses the file and parses it. No process is started here.
 
 use std::fs;
 use std::io::{self, Read};
@@ -40,7 +40,7 @@ pub enum ConfigError {
 pub struct PluginConfig {
     /// The name of its program.
     pub kind: String,
-    /// What it is given, without what the caller adds.
+    /// The plugin's configuration, without the caller's additions.
     pub object: Map<String, Value>,
 }
 
@@ -54,7 +54,7 @@ impl PluginConfig {
         Ok(Self { kind: kind.to_owned(), object: object.clone() })
     }
 
-    /// Whether it asks for a capability.
+    /// Returns true if it asks for a capability.
     pub fn has(&self, capability: &str) -> bool {
         self.object.get("capabilities").and_then(|all| all.get(capability)).and_then(Value::as_bool)
             == Some(true)
@@ -112,7 +112,7 @@ impl NetworkConfig {
         })
     }
 
-    /// Whether the network's version has a feature that came with another one.
+    /// Returns true if the network's version is at least `version`.
     pub fn is_at_least(&self, version: &str) -> bool {
         let rank = |version: &str| VERSIONS.iter().position(|known| *known == version);
         rank(&self.version) >= rank(version)

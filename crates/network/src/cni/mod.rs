@@ -39,7 +39,7 @@ pub struct CniConfig {
     pub programs: Vec<PathBuf>,
     /// A directory for results.
     pub cache: PathBuf,
-    /// How long one call of a plugin may take.
+    /// Time limit of one plugin call.
     pub patience: Duration,
 }
 
@@ -48,7 +48,7 @@ impl CniConfig {
     pub const PATIENCE: Duration = Duration::from_secs(220);
 }
 
-/// Why a network of plugins did not do what it was asked.
+/// A failure of a network of plugins.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CniError {
@@ -252,7 +252,7 @@ impl CniNetwork {
         Self::new(config).collect_garbage(&[]).await
     }
 
-    /// Asks the plugins whether a pod still has what they gave it.
+    /// Asks the plugins if a pod still has its network.
     pub async fn check(&self, sandbox: &str) -> Result<(), NetworkError> {
         let Some(cached) = self.cached(sandbox)? else { return Ok(()) };
         let network = NetworkConfig::parse(cached.config.to_string().as_bytes()).map_err(CniError::from)?;
@@ -267,7 +267,7 @@ impl CniNetwork {
         Ok(())
     }
 
-    /// Takes back what sandboxes have that are not in `live`, and lets plugins of version 1.1.0 look for more.
+    /// Detaches sandboxes that are not in `live`, and lets plugins of version 1.1.0 look for more.
     pub async fn collect_garbage(&self, live: &[String]) -> Result<(), NetworkError> {
         let suffix = format!("-{INTERFACE}.json");
         let entries = fs::read_dir(&self.config.cache).into_iter().flatten().flatten();
@@ -295,7 +295,8 @@ impl CniNetwork {
         Ok(())
     }
 
-    /// Asks the plugins of version 1.1.0 whether they take pods; [`ready`](PodNetwork::ready) tells the answer.
+    /// Asks the plugins of version 1.1.0 if they take pods; [`ready`](PodNetwork::ready) returns the
+    /// result.
     pub async fn ask_status(&self) -> Result<(), NetworkError> {
         let network = self.network()?;
         let mut refused = None;
@@ -319,7 +320,7 @@ impl PodNetwork for CniNetwork {
         if !crate::ipam::is_sandbox_id(sandbox) {
             return Err(NetworkError::BadSandbox(sandbox.to_owned()));
         }
-        // What the loopback plugin does.
+        // Bring up the loopback interface, as the loopback plugin does.
         let fail = NetworkError::netlink(format!("loopback of sandbox {sandbox}"));
         let conn = Connection::<Route>::new_in(&open_netns(netns)?);
         let conn = conn.map_err(NetworkError::netlink("open a netlink socket"))?;
@@ -361,7 +362,7 @@ impl NetworkConfig {
     }
 }
 
-/// What plugins may know of the pod. A name of Kubernetes has no `;` and no `=`.
+/// The pod's facts for plugins. A name of Kubernetes has no `;` and no `=`.
 fn args(sandbox: &str, pod: &PodRef) -> String {
     let clean = |text: &str| text.replace([';', '='], "");
     format!(
@@ -372,7 +373,7 @@ fn args(sandbox: &str, pod: &PodRef) -> String {
     )
 }
 
-/// What the pod asks for; each plugin gets the part that it is capable of.
+/// The pod's requests; each plugin gets the part for which it has a capability.
 fn capabilities(pod: &PodRef) -> Map<String, Value> {
     let mut all = Map::new();
     if !pod.host_ports.is_empty() {

@@ -14,7 +14,7 @@ use tokio::process::Command;
 /// No result and no message is larger.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// Why a plugin did not do what it was asked.
+/// A failure of a plugin.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PluginError {
@@ -34,7 +34,7 @@ pub enum PluginError {
     BadResult { kind: String, command: &'static str, what: String },
 }
 
-/// What a plugin is told besides its configuration.
+/// The arguments of a plugin besides its configuration.
 #[derive(Debug, Clone)]
 pub struct Invocation<'a> {
     pub command: &'static str,
@@ -51,7 +51,7 @@ fn find(kind: &str, dirs: &[PathBuf]) -> Result<PathBuf, PluginError> {
     found.ok_or_else(|| PluginError::Missing { kind: kind.to_owned(), dirs: dirs.to_vec() })
 }
 
-/// Calls the plugin. Answers its result; `None` if it wrote nothing.
+/// Calls the plugin. Returns its result; `None` if it wrote nothing.
 pub async fn call(
     kind: &str,
     input: &Value,
@@ -68,7 +68,7 @@ pub async fn call(
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
-        // What it starts ends with it.
+        // In a process group of its own: processes that the plugin starts end with it.
         .process_group(0)
         .kill_on_drop(true);
     if !invocation.container.is_empty() {
@@ -84,7 +84,7 @@ pub async fn call(
     let text = input.to_string();
     let write = async move {
         if let Some(stdin) = &mut stdin {
-            // A plugin need not read what it is told.
+            // A plugin need not read its input.
             let _ = stdin.write_all(text.as_bytes()).await;
         }
         drop(stdin);

@@ -71,7 +71,7 @@ pub(crate) struct HostPorts {
 }
 
 impl HostPorts {
-    /// Reads what is published. The table is made with the first port and is not touched before.
+    /// Reads the published ports. The table is made with the first port and is not touched before.
     pub(crate) fn open(
         dir: PathBuf,
         bridge: &str,

@@ -30,7 +30,7 @@ const PROTOCOL: RouteProtocol = RouteProtocol::Other(0xfe);
 /// The port that Linux and flannel use; VXLAN's own is 4789.
 const VXLAN_PORT: u16 = 8472;
 const VXLAN_ID: u32 = 1;
-/// What VXLAN over IPv4 adds to a packet.
+/// Bytes that VXLAN over IPv4 adds to a packet.
 pub const VXLAN_OVERHEAD: u32 = 50;
 /// What VXLAN over IPv6 adds to a packet.
 pub const VXLAN_OVERHEAD_IPV6: u32 = 70;
@@ -157,7 +157,7 @@ impl Router {
         Ok(routes.into_iter().collect())
     }
 
-    /// Makes the tunnel lead to these nodes, and to no others. Answers its index and its MTU.
+    /// Makes the tunnel lead to these nodes, and to no others. Returns its index and its MTU.
     async fn lead_tunnel(
         &self,
         tunnels: &BTreeSet<(Cidr, IpAddr)>,

@@ -15,7 +15,7 @@ pub struct Peer {
     pub pod_cidrs: Vec<Cidr>,
 }
 
-/// How packets to pods of another node travel.
+/// The transport of packets to pods of another node.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Encapsulation {
     /// As they are to nodes on the same segment, in VXLAN to all others.
@@ -27,7 +27,7 @@ pub enum Encapsulation {
     Always,
 }
 
-/// What the routes of a node depend on.
+/// The inputs of a node's routes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RouterConfig {
     /// The name of the pod bridge, from which other names are made.

@@ -60,7 +60,7 @@ pub async fn attach(bridge: &Bridge, sandbox: &str, ns: &TestNs) -> IpAddr {
     bridge.attach(sandbox, &ns.path, &pod(sandbox)).await.unwrap().ips[0]
 }
 
-/// Sends a line from `from` to a server at `address` in `to` and returns what came back.
+/// Sends a line from `from` to a server at `address` in `to` and returns its response.
 pub fn echo(from: &TestNs, to: &TestNs, address: IpAddr) -> String {
     let listener = to.run(|| TcpListener::bind((address, 0)).unwrap());
     let target = listener.local_addr().unwrap();

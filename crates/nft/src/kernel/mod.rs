@@ -43,8 +43,8 @@ impl KernelError {
     }
 }
 
-/// The generations of the ruleset that our own transactions made. A [`Monitor`] tells from it which changes are
-/// somebody else's.
+/// The generations of the ruleset that our own transactions made. A [`Monitor`] uses it to find changes by
+/// others.
 #[derive(Debug, Clone, Default)]
 pub struct OwnGenerations(Arc<Mutex<HashSet<u32>>>);
 
@@ -59,7 +59,7 @@ impl OwnGenerations {
         }
     }
 
-    /// Whether the generation was ours; it is asked once.
+    /// Returns true if we made the generation, and forgets it.
     fn take(&self, generation: u32) -> bool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&generation)
     }
@@ -89,7 +89,7 @@ pub struct Table {
     missed: bool,
 }
 
-/// How often a transaction is tried again because somebody else changed the ruleset in between.
+/// Attempts of a transaction while others change the ruleset in between.
 const ATTEMPTS: usize = 16;
 /// The ruleset is at another generation than the transaction says.
 const RESTART: i32 = 85;
@@ -151,7 +151,8 @@ impl Table {
         Ok(())
     }
 
-    /// Whether somebody else may have changed the table without the monitor's knowledge. It is asked once.
+    /// Returns true if somebody else may have changed the table unnoticed by the monitor, and resets the
+    /// mark.
     pub fn take_missed(&mut self) -> bool {
         std::mem::take(&mut self.missed)
     }
@@ -176,12 +177,12 @@ impl Table {
         .map_err(self.failed("delete"))
     }
 
-    /// Whether there is a table of this name, whoever made it.
+    /// Returns true if a table of this name exists, whoever made it.
     pub fn exists(&mut self) -> Result<bool, KernelError> {
         Ok(self.find().map_err(self.failed("read"))?.is_some())
     }
 
-    /// Whether the table that we made is still there.
+    /// Returns true if the table that we made still exists.
     pub fn is_ours(&mut self) -> Result<bool, KernelError> {
         let found = self.find().map_err(self.failed("read"))?;
         Ok(found.is_some() && found == self.handle)

@@ -13,7 +13,7 @@ const NFTABLES_GROUP: u32 = 7;
 /// Room for the notices of a large transaction of our own.
 const BUFFER_BYTES: usize = 8 * 1024 * 1024;
 
-/// What the monitor saw.
+/// A change that the monitor saw.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
     /// Somebody else changed our table.

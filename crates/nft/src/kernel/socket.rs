@@ -43,7 +43,7 @@ impl Socket {
 
     /// Sends messages in one call: the kernel takes a transaction only as a whole.
     pub fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
-        // The kernel refuses what does not fit the buffer, and doubles the number given.
+        // The kernel refuses messages that do not fit the buffer, and doubles the number given.
         if bytes.len() > self.send_buffer {
             setsockopt(&self.fd, sockopt::SndBufForce, &bytes.len())?;
             self.send_buffer = bytes.len();

@@ -1,4 +1,4 @@
-//! The elements of the table, who needs each, and how they changed.
+//! The elements of the table, their users, and their changes.
 
 use std::collections::HashMap;
 
@@ -7,10 +7,10 @@ use ferrite_nft::{Element, Key, Value};
 use crate::layout::PolicySet;
 use crate::model::Name;
 
-/// Who needs an element.
+/// The users of an element.
 #[derive(Debug)]
 enum Claim {
-    /// A member of a set, needed so many times.
+    /// A member of a set, with its number of users.
     Member(usize),
     /// The value of a map: the first has it.
     Values(Vec<(Name, Value)>),
@@ -91,7 +91,7 @@ impl Elements {
         entry
     }
 
-    /// What to delete, and what to add after that.
+    /// The elements to delete, and those to add after that.
     pub(super) fn take_changes(&mut self) -> (Vec<Element<PolicySet>>, Vec<Element<PolicySet>>) {
         let (mut delete, mut add) = (Vec::new(), Vec::new());
         for ((set, key), before) in self.before.drain() {

@@ -1,8 +1,8 @@
-//! From what is known of policies, pods and namespaces to the changes of the table. No I/O.
+//! Computes the changes of the table from policies, pods and namespaces. No I/O.
 //!
 //! Everything that pods share is shared in the table: pods with the same rules have one class, equal rules one chain,
-//! equal selectors one group. Each counts its users and goes with the last. A change costs what it touches: a pod costs
-//! its memberships, a policy the pods of its namespace on this node.
+//! equal selectors one group. Each counts its users and goes with the last. The cost of a change depends on
+//! its size: a pod costs its memberships, a policy the pods of its namespace on this node.
 
 mod elements;
 
@@ -31,14 +31,14 @@ struct Shared {
 type ClassKey = (Direction, BTreeSet<PolicyRule>);
 type NameKey = (Protocol, String);
 
-/// A pod, and what the table has for it.
+/// A pod, and its entries in the table.
 #[derive(Debug, Default)]
 struct PodState {
     /// `None` for a pod that has a link before its object is known.
     facts: Option<PodFacts>,
     /// The addresses of its link on this node; they count for more than the object's status.
     attached: Vec<IpAddr>,
-    /// Whether it is judged on this node.
+    /// True if this node enforces policies for the pod.
     local: bool,
     addresses: Vec<IpAddr>,
     groups: BTreeSet<Id>,
@@ -47,7 +47,7 @@ struct PodState {
     classes: BTreeMap<Direction, (ClassKey, Id)>,
 }
 
-/// What is known, and what the table has or will have after the transactions that were taken from here.
+/// The known objects, and the table as it is, or will be after the transactions that were taken from here.
 #[derive(Debug)]
 pub struct Engine {
     family: IpFamily,
@@ -196,7 +196,7 @@ impl Engine {
         id
     }
 
-    /// Brings the table in line with what is known of a pod.
+    /// Brings the table in line with the facts of a pod.
     fn refresh(&mut self, name: &Name) {
         let Some(mut pod) = self.pods.remove(name) else { return };
         if pod.facts.is_none() && pod.attached.is_empty() {
@@ -251,7 +251,7 @@ impl Engine {
             .collect();
         self.withdraw(name, &pod);
         pod = PodState { addresses, groups, ports, local, ..pod };
-        // The new classes come first, so that what both have in common stays.
+        // The new classes come first, so that the common parts stay.
         let old = std::mem::take(&mut pod.classes);
         self.claim(name, &pod);
         self.pods.insert(name.clone(), pod);

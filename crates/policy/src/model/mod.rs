@@ -95,7 +95,7 @@ pub enum Ports {
     },
 }
 
-/// What one entry of `ingress` or `egress` allows.
+/// The peers and ports that one entry of `ingress` or `egress` allows.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PolicyRule {
     /// `None` is everybody.
@@ -192,7 +192,7 @@ fn ports(port: &NetworkPolicyPort) -> Option<Ports> {
     })
 }
 
-/// A pod, as far as policies look at it.
+/// The facts about a pod that policies use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodFacts {
     pub name: Name,

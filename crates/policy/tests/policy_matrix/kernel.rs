@@ -1,4 +1,4 @@
-//! What the kernel does with the table, as far as the table goes.
+//! A model of the kernel that evaluates the table, as far as our rules need it.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ enum Outcome {
 }
 
 impl Kernel {
-    /// As the kernel: what cannot be done is an error.
+    /// As the kernel: an impossible change is an error.
     pub(crate) fn apply(&mut self, transaction: &Transaction<PolicySet>) {
         if transaction.rebuild {
             *self = Self::default();

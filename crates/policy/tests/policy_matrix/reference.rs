@@ -30,7 +30,7 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// Whether a node lets the packet pass that has the pods with local addresses.
+    /// Returns true if the node that has the pods with local addresses lets the packet pass.
     pub(crate) fn allows(&self, packet: &Packet, local: impl Fn(IpAddr) -> bool) -> bool {
         if packet.source == packet.destination {
             return true;

@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::Answer;
 use crate::model::IpFamily;
 
-/// Whether load balancers should send traffic to the node.
+/// Tells if load balancers should send traffic to the node.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum NodeEligibility {
     /// The node is unknown, is being deleted, or the cluster autoscaler will delete it.
@@ -82,7 +82,7 @@ impl ProxyHealth {
         self.lock().node = node;
     }
 
-    /// Whether all families keep up.
+    /// Returns true if all families keep up.
     pub fn is_healthy(&self, now: Timestamp) -> bool {
         self.lock().families.values().all(|family| self.keeps_up(family, now))
     }

@@ -22,7 +22,7 @@ const CONNECTIONS: usize = 64;
 /// A client must say what it wants in this time.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What a path is answered with.
+/// The response to a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
     pub status: u16,
@@ -49,7 +49,7 @@ pub fn serve(listener: TcpListener, handler: Handler, scope: &Scope) {
             let stream = match listener.accept().await {
                 Ok((stream, _)) => stream,
                 Err(error) => {
-                    // Out of descriptors, most likely: others must let some go first.
+                    // Out of descriptors, most likely: others must close some first.
                     tracing::warn!(%error, "cannot accept a connection");
                     tokio::time::sleep(Duration::from_millis(100)).await;
                     continue;

@@ -38,8 +38,8 @@ impl ServiceHealth {
         Self { addresses, health, scope: scope.child(), open: BTreeMap::new() }
     }
 
-    /// Makes the port of one Service listen, change its answer, or close. A port that cannot be had is an error; it is
-    /// tried again when the Service changes.
+    /// Makes the port of one Service listen, change its response, or close. A port that cannot be opened is
+    /// an error; it is tried again when the Service changes.
     pub async fn update(&mut self, service: &ObjectKey, wanted: Option<Wanted>) -> std::io::Result<()> {
         if let Some(open) = self.open.get(service) {
             match wanted {

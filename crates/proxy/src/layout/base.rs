@@ -105,7 +105,7 @@ fn to_node_port_address(config: &LayoutConfig) -> Rule {
     }
 }
 
-/// The guards that match traffic of pods, one for each rule needed; none if pods cannot be told apart.
+/// The guards that match traffic of pods, one for each rule needed; empty if pods cannot be recognised.
 pub(super) fn from_pods(config: &LayoutConfig) -> Vec<Rule> {
     match &config.local_traffic {
         LocalTraffic::Unknown => Vec::new(),

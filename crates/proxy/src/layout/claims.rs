@@ -67,7 +67,8 @@ pub fn desired(port: &ServicePort, chosen: &ChosenEndpoints, config: &LayoutConf
     };
     let by_address = external(Via::Address);
     let by_node_port = external(Via::NodePort);
-    // Without any endpoint the client is told; without one on this node the packet should not have come here.
+    // Without any endpoint the client gets a rejection; without one on this node the packet should not have
+    // come here.
     let refused = |reject, drop| if chosen.any { drop } else { reject };
     let outside_unserved = !chosen.any || (port.external_policy_local && out.local.is_empty());
 

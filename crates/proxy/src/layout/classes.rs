@@ -4,7 +4,7 @@ use super::base::{address_words, class_register, from_pods, load_node_port, load
 use super::{BaseChain, Expr, LayoutConfig, Rule, SetName};
 use ferrite_nft::{from_this_node, goto, load_source, set_mark};
 
-/// How a packet found its service port; a chain must look the id up in the same map again.
+/// The map by which a packet found its service port; a chain must look the id up in the same map again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Via {
     Address,

@@ -22,7 +22,7 @@ pub type BaseChain = ferrite_nft::Chain<SetName>;
 pub type Expr = ferrite_nft::Expr<SetName>;
 pub type Rule = ferrite_nft::Rule<SetName>;
 
-/// How to tell traffic of this node's pods from other traffic.
+/// The way to recognise traffic of this node's pods.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum LocalTraffic {
     /// Nothing is known about pods.
@@ -43,7 +43,7 @@ pub enum NodePortAddresses {
     Only(Vec<IpAddr>),
 }
 
-/// What the rules of one family depend on besides Services.
+/// The inputs of one family's rules besides Services.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LayoutConfig {
     pub family: IpFamily,

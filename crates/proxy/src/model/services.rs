@@ -29,13 +29,13 @@ pub struct ServicePort {
 }
 
 impl ServicePort {
-    /// Whether traffic can come by something else than the ClusterIP.
+    /// Returns true if traffic can come by other addresses than the ClusterIP.
     pub fn externally_accessible(&self) -> bool {
         self.node_port.is_some() || !self.load_balancer_vips.is_empty() || !self.external_ips.is_empty()
     }
 
-    /// Whether any traffic goes to endpoints on all nodes. External traffic with policy Local counts, because
-    /// traffic from this node's own pods and processes is not subject to that policy.
+    /// Returns true if any traffic goes to endpoints on all nodes. External traffic with policy Local
+    /// counts, because traffic from this node's own pods and processes is not subject to that policy.
     pub fn uses_cluster_endpoints(&self) -> bool {
         !self.internal_policy_local || self.externally_accessible()
     }

@@ -21,11 +21,11 @@ pub struct ChosenEndpoints {
     pub local: Vec<EndpointAddress>,
     /// The chosen ones that are on this node: a pod may meet itself behind the Service.
     pub on_this_node: BTreeSet<EndpointAddress>,
-    /// Whether any node has an endpoint that could be used. May hold although this node reaches none.
+    /// True if any node has a usable endpoint, even if this node reaches none.
     pub any: bool,
 }
 
-/// How hints narrow the endpoints of policy Cluster.
+/// The restriction that hints put on the endpoints of policy Cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum TopologyMode {
     Everywhere,

@@ -373,7 +373,7 @@ impl World {
         self.node.tcp_as(None, target, PATIENCE)
     }
 
-    /// Whether nobody answers, not even with a refusal.
+    /// Returns true if nobody answers, not even with a refusal.
     pub fn dropped(&self, pod: usize, target: &str) -> bool {
         self.pods[pod].0.tcp_as(None, target, DROPPED) == Err(ErrorKind::TimedOut)
     }
@@ -406,7 +406,7 @@ impl World {
         Monitor::open(TABLE, Some(&self.node.path), self.own.clone()).unwrap()
     }
 
-    /// Whether the monitor has something to say about what happened before.
+    /// Returns true if the monitor reports an earlier change.
     pub async fn notices(&self, changed: &mut (impl Future<Output = Change> + Unpin)) -> bool {
         tokio::time::timeout(DROPPED, changed).await.is_ok()
     }

@@ -80,7 +80,7 @@ pub fn program(rules: &[LinuxDeviceCgroup]) -> Option<Vec<Instruction>> {
             instruction(SKIP_UNLESS, 2, 0, 0, kind),
             instruction(COPY, 6, 3, 0, 0),
             instruction(AND, 6, 0, 0, access),
-            // All that is asked for must be in what is allowed.
+            // All of the requested access must be allowed.
             instruction(SKIP_UNLESS_EQUAL, 6, 3, 0, 0),
         ];
         if let Some(major) = number(rule.major()) {
@@ -162,7 +162,7 @@ mod tests {
 
     use crate::spec::device_rule as rule;
 
-    /// What a program answers, by the kernel's rules for the instructions it has.
+    /// The result of a program, by the kernel's rules for its instructions.
     fn answer(program: &[Instruction], kind: i32, access: i32, major: i32, minor: i32) -> i64 {
         let context = [access << 16 | kind, major, minor];
         let mut registers = [0i64; 11];

@@ -12,7 +12,7 @@ pub struct Setting {
     pub controller: &'static str,
     pub file: Cow<'static, str>,
     pub value: String,
-    /// Whether the container must not run when the kernel refuses the value.
+    /// True if the container must not run when the kernel refuses the value.
     pub required: bool,
 }
 
@@ -125,7 +125,7 @@ fn v2(resources: &LinuxResources) -> Vec<Setting> {
     if let Some(weight) = resources.block_io().as_ref().and_then(|io| io.weight()).filter(|v| *v > 0) {
         out.push(optional("io", "io.weight", io_weight(weight)));
     }
-    // Last: who writes files by name means to override what was derived.
+    // Last: files written by name override derived values.
     let mut unified: Vec<_> = resources.unified().iter().flatten().collect();
     unified.sort();
     for (file, value) in unified {

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 pub use limits::{Setting, settings};
 use oci_spec::runtime::LinuxDeviceCgroup;
 
-/// How often a dying group is looked at again before we give up on it.
+/// Rounds of killing the processes of a group before we give up.
 const KILL_ROUNDS: u32 = 200;
 
 /// One mounted hierarchy.
@@ -26,7 +26,7 @@ pub struct Hierarchy {
     pub controllers: Vec<String>,
 }
 
-/// What this machine offers.
+/// The control group hierarchies of this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Layout {
     /// Controllers on hierarchies of their own.
@@ -120,7 +120,7 @@ impl Layout {
             .or_else(|| self.mounts().first().map(|mount| below(mount, path)))
     }
 
-    /// Makes the group and what is missing above it, ready for processes and limits.
+    /// Makes the group and the missing groups above it, ready for processes and limits.
     pub fn create(&self, path: &str) -> io::Result<()> {
         match self {
             Self::V1(hierarchies) => {
@@ -138,13 +138,13 @@ impl Layout {
         }
     }
 
-    /// Whether the group is there, on any hierarchy.
+    /// Returns true if the group exists on any hierarchy.
     pub fn exists(&self, path: &str) -> bool {
         !path.trim_matches('/').is_empty() && self.mounts().iter().any(|mount| below(mount, path).exists())
     }
 
-    /// Writes limits. What the kernel lacks and the pod can do without (swap accounting, huge pages) is
-    /// passed over and answered, for somebody to say so.
+    /// Writes limits. A limit that the kernel lacks and that the pod can do without (swap accounting, huge
+    /// pages) is skipped and returned, so that the caller can report it.
     pub fn apply(&self, path: &str, settings: &[Setting]) -> io::Result<Vec<String>> {
         let mut passed_over = Vec::new();
         for setting in settings {
@@ -240,7 +240,7 @@ impl Layout {
     }
 
     /// Kills everything in the group and below it and waits until the kernel has taken them away.
-    /// Answers whether the group is empty now.
+    /// Returns true if the group is empty now.
     pub fn kill(&self, path: &str) -> bool {
         if let Self::V2(mount) = self
             && fs::write(below(mount, path).join("cgroup.kill"), "1").is_ok()
@@ -273,16 +273,17 @@ impl Layout {
         result
     }
 
-    /// In hybrid layouts systemd looks at the unified hierarchy to know whether a scope is in use, where we put
-    /// nobody. The container's first process stands for all of it; one that has ended needs no scope.
+    /// In hybrid layouts systemd uses the unified hierarchy to see if a scope is in use, and we put no
+    /// process there. The container's first process stands for all of it; one that has ended needs no
+    /// scope.
     pub fn show_to_systemd(&self, path: &str, pid: i32) {
         if let Some(unified) = self.beside() {
             let _ = fs::write(below(&unified, path).join("cgroup.procs"), pid.to_string());
         }
     }
 
-    /// A group that systemd made is systemd's to end. What it leaves, or all where it does not answer, is
-    /// removed as any other.
+    /// Asks systemd to end a group that systemd made. The caller then removes the rest, or the whole group
+    /// if systemd does not answer.
     fn forget_scope(&self, path: &str) {
         if let Some(scope) = systemd::Scope::of(path)
             && let Err(error) = scope.stop(self)
@@ -313,7 +314,7 @@ impl Layout {
         fs::write(directory.join(file), value)
     }
 
-    /// How many processes of this group the kernel has killed for want of memory.
+    /// Number of processes in this group that the kernel's OOM killer has killed.
     pub fn oom_kills(&self, path: &str) -> u64 {
         let (file, key) = match self {
             Self::V1(_) => ("memory.oom_control", "oom_kill"),
@@ -330,7 +331,7 @@ fn below(mount: &Path, path: &str) -> PathBuf {
     mount.join(path.trim_start_matches('/'))
 }
 
-/// A cpuset without CPUs takes no process, and a new one has none: copy what the parent has, from the top.
+/// A cpuset without CPUs takes no process, and a new one has none: copy the parent's, from the top.
 fn create_cpuset(mount: &Path, path: &str) -> io::Result<()> {
     let mut parent = mount.to_owned();
     for part in Path::new(path.trim_start_matches('/')) {
@@ -510,7 +511,7 @@ mod tests {
         fs::write(group.join("cgroup.procs"), "11\n").unwrap();
         fs::write(group.join("exec/cgroup.procs"), "12\n0\n").unwrap();
         assert_eq!(layout.processes("/a/b"), [11, 12], "0 is a process of another namespace");
-        // What the kernel does not take is an error, or said if the pod can do without.
+        // A value that the kernel refuses is an error, or is returned if the pod can do without it.
         let gone = layout.apply("/no/such", &settings(&layout, &all_limits()));
         assert!(gone.unwrap_err().to_string().contains("cpu.weight"));
     }

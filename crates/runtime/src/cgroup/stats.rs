@@ -1,4 +1,4 @@
-//! What a group has used.
+//! Usage statistics of a group.
 
 use std::fs;
 

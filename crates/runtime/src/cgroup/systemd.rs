@@ -1,7 +1,7 @@
 //! Containers as systemd's scopes: `ferrite-<id>.scope` in the slice of their pod.
 //!
-//! Which groups are scopes is said by their paths. systemd makes such a group and knows its limits, so that it
-//! does not take them back; what is in it is ours, and is written as everywhere else.
+//! Which groups are scopes is said by their paths. systemd makes such a group and knows its limits, so that
+//! it does not take them back; we manage the groups inside, as everywhere else.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -108,7 +108,7 @@ fn limits_of(resources: &LinuxResources) -> Limits {
 /// A process that only waits, until the value is dropped or this process ends.
 pub struct Holder {
     pid: i32,
-    /// The other end of what it waits on.
+    /// The other end of the pipe that it waits on.
     _alive: OwnedFd,
 }
 

@@ -1,4 +1,4 @@
-//! Images from archives: what `docker save` writes, and OCI layouts.
+//! Images from archives: those of `docker save`, and OCI layouts.
 
 use std::collections::HashMap;
 use std::io::Read;
@@ -44,7 +44,7 @@ struct Found {
 
 impl ImageStore {
     /// Takes the images out of an archive, plain or compressed, written by `docker save` or in the OCI
-    /// layout. Answers with their names; an image without one is named by its id.
+    /// layout. Returns their names; an image without one is named by its id.
     pub async fn import(
         self: &Arc<Self>,
         archive: impl Read + Send + 'static,
@@ -302,7 +302,7 @@ fn clean_name(path: &[u8]) -> Option<String> {
     std::str::from_utf8(path).ok().map(|path| join("", path))
 }
 
-/// `base/path` without `.` and `..`; what would lead out of the archive stays at its root.
+/// `base/path` without `.` and `..`; a path that would lead out of the archive stays at its root.
 fn join(base: &str, path: &str) -> String {
     let mut parts: Vec<&str> = Vec::new();
     for part in base.split('/').chain(path.split('/')) {

@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 use super::content::BlobWriter;
 use super::{Digest, ImageError};
 
-/// What the sender of a blob says.
+/// A message from the sender of a blob.
 pub(crate) enum Piece {
     /// It begins anew although it was asked to go on; only before any data.
     Restart,
@@ -17,12 +17,14 @@ pub(crate) enum Piece {
     End,
 }
 
-/// A blob on its way. Whoever reads it gets what an earlier attempt left behind and then what comes in, which is
-/// written to the store before it is handed out: when the download is interrupted the next one goes on from there.
+/// A blob that is being downloaded. The reader gets first the part that an earlier attempt left and then
+/// the new data. New data is written to the store before the reader gets it, so an interrupted download
+/// continues from there.
 pub(crate) struct Arriving<'a> {
     writer: BlobWriter<'a>,
     pieces: mpsc::Receiver<Piece>,
-    /// What an earlier attempt left, until it was read; nobody knows whether it counts before the first piece.
+    /// The part that an earlier attempt left, until it was read. Only the first piece shows if it is still
+    /// valid.
     earlier: Option<Take<File>>,
     /// The piece that is being read.
     current: Bytes,
@@ -98,7 +100,8 @@ mod tests {
     use super::*;
     use crate::image::content::ContentStore;
 
-    /// What an earlier attempt left, what the sender says, and what whoever reads gets; nothing when it fails.
+    /// The part of an earlier attempt, the sender's messages, and the data that the reader gets; `None` if
+    /// reading fails.
     #[test]
     fn reading_while_it_arrives() {
         let data = |text: &'static str| Piece::Data(Bytes::from_static(text.as_bytes()));

@@ -15,14 +15,14 @@ use super::{Digest, ImageError, ImageStore, Platform, Reference};
 const PASSWD: &str = "root:x:0:0:root:/:/ferrite\nnobody:x:65534:65534:nobody:/:/ferrite\n";
 const GROUP: &str = "root:x:0:\nnobody:x:65534:\n";
 
-/// What a built-in image is made from.
+/// Inputs for making a built-in image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Builtin {
     /// Its name, under `ferrite.local`.
     pub name: Reference,
     /// A static executable; it becomes `/ferrite`.
     pub binary: PathBuf,
-    /// What a container runs unless told otherwise.
+    /// The command that a container runs by default.
     pub entrypoint: Vec<String>,
     /// Names in `/bin`, each a link to the executable.
     pub links: Vec<String>,

@@ -57,8 +57,8 @@ impl ContentStore {
         File::open(&path).map_err(ImageError::io("open blob", path))
     }
 
-    /// A whole blob, which may have at most `limit` bytes. Its digest is checked again: what is small
-    /// enough to be read is small enough to be sure of.
+    /// A whole blob, which may have at most `limit` bytes. Its digest is checked again: a blob that is
+    /// small enough to read is small enough to check.
     pub(crate) fn read(&self, digest: &Digest, limit: u64) -> Result<Vec<u8>, ImageError> {
         let mut bytes = Vec::new();
         let file = self.open_blob(digest)?;
@@ -150,7 +150,7 @@ impl ContentStore {
         Ok(())
     }
 
-    /// Removes what is left of interrupted downloads.
+    /// Removes the remains of interrupted downloads.
     pub(crate) fn remove_partial(&self, keep: impl Fn(&Digest) -> bool) -> Result<(), ImageError> {
         for entry in fs::read_dir(&self.ingest).map_err(ImageError::io("list", &self.ingest))?.flatten() {
             if let Some(digest) = entry.file_name().to_str().and_then(Digest::from_hex)
@@ -195,7 +195,7 @@ impl BlobWriter<'_> {
         Ok(())
     }
 
-    /// What was written so far, from its beginning.
+    /// Opens the data written so far, from its beginning.
     pub(crate) fn reader(&self) -> Result<File, ImageError> {
         File::open(&self.path).map_err(ImageError::io("open", &self.path))
     }

@@ -90,7 +90,7 @@ impl Images {
         Ok(RemoveImageResponse {})
     }
 
-    /// What images take. The runtime adds what containers take, unless both are on one filesystem.
+    /// Disk usage of images. The runtime adds the usage of containers, unless both are on one filesystem.
     pub async fn image_fs_info(&self, now_nanos: i64) -> Result<ImageFsInfoResponse> {
         let store = Arc::clone(&self.store);
         let usage = blocking(move || store.usage()).await.map_err(to_cri)?;
@@ -138,7 +138,7 @@ fn auth(config: Option<AuthConfig>, registry: &str) -> Result<Auth> {
     if !config.server_address.is_empty() && !is_for(&config.server_address, registry) {
         return Ok(Auth::Anonymous);
     }
-    // Whoever has one also has a user name, that of nobody, and no password.
+    // A client with an identity token sends a placeholder user name and no password.
     if !config.identity_token.is_empty() {
         return Ok(Auth::Identity(config.identity_token));
     }

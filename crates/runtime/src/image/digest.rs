@@ -107,7 +107,7 @@ impl Hasher {
     }
 }
 
-/// Hashes and counts what passes through.
+/// Hashes and counts the bytes that pass through.
 pub(crate) struct HashingReader<R> {
     inner: R,
     hasher: Hasher,

@@ -1,4 +1,4 @@
-//! What can go wrong with images, in the distinctions the kubelet makes.
+//! Errors of images, with the distinctions that the kubelet makes.
 
 use std::io;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,5 @@
-//! Images on their way out: what a store has, without opening it, and archives as `docker save` writes them.
+//! Export of images: the contents of a store, without opening it, and archives as `docker save` writes
+//! them.
 
 use std::collections::HashSet;
 use std::io::{self, Read, Write};
@@ -32,7 +33,7 @@ impl ImageView {
         match self.0.status(reference_or_id) {
             Ok(Some(record)) => return Ok(Some(record)),
             Ok(None) => {}
-            // What is no name may still be the beginning of an id.
+            // A text that is no valid name may still be the beginning of an id.
             Err(ImageError::BadReference { .. }) => {}
             Err(error) => return Err(error),
         }
@@ -97,7 +98,7 @@ impl ImageView {
             ImageError::invalid(format!("layer {diff_id}"), "its archive is not here: pull the image again")
         })?;
         let failed = |error: io::Error| ImageError::invalid(format!("layer {diff_id}"), error);
-        // A header needs the size, and what comes out of a blob is known only when it has come out.
+        // A header needs the size, and the size of an unpacked blob is known only at its end.
         let mut counted = HashingReader::new(decompress(self.0.content.open_blob(&blob)?)?);
         io::copy(&mut counted, &mut io::sink()).map_err(failed)?;
         let (actual, size) = counted.finish();

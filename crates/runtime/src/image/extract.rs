@@ -1,7 +1,7 @@
 //! Turns a layer's tar stream into a directory that overlayfs can use as a lower layer.
 //!
-//! Every name is resolved beneath the layer's root with symlinks forbidden, so an entry can only ever
-//! touch what earlier entries of the same layer made. Whiteouts become what overlayfs understands: a
+//! Every name is resolved beneath the layer's root with symlinks forbidden, so an entry can only ever touch
+//! files of earlier entries of the same layer. Whiteouts get overlayfs's form: a
 //! character device 0:0 hides a name, the attribute `trusted.overlay.opaque` hides a directory's lower
 //! content.
 
@@ -31,7 +31,7 @@ const AUFS_NOTES: &[u8] = b".wh..wh.";
 const OPAQUE_XATTR: &[u8] = b"trusted.overlay.opaque";
 const MAX_XATTR: usize = 64 << 10;
 
-/// How much one layer may contain.
+/// Limits for the contents of one layer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes of the uncompressed archive.
@@ -46,7 +46,7 @@ impl Default for Limits {
     }
 }
 
-/// What a layer took.
+/// The size of an unpacked layer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Extracted {
     pub(crate) bytes: u64,
@@ -97,7 +97,7 @@ pub(crate) fn extract(archive: impl Read, root: &Path, limits: &Limits) -> Resul
         extractor.entry(&entry, &mut reader)?;
     }
     extractor.finish()?;
-    // The diff id covers what follows the end marker too.
+    // The diff id covers the bytes behind the end marker too.
     io::copy(&mut reader.into_inner(), &mut io::sink()).map_err(read_error)?;
     Ok(extractor.done)
 }
@@ -224,7 +224,7 @@ impl Extractor {
             Some(found) => {
                 self.vacate(name).map_err(fail)?;
                 self.make_directory(name).map_err(fail)?;
-                // Removed and made anew in one layer: what lower layers have there stays hidden.
+                // Removed and made anew in one layer: the entries of lower layers stay hidden.
                 if found == Found::Whiteout {
                     self.set_xattr(name, OPAQUE_XATTR, b"y").map_err(fail)?;
                 }
@@ -262,7 +262,7 @@ impl Extractor {
         }
         match self.kind_of(hidden).map_err(fail)? {
             Some(Found::Directory) => self.set_xattr(hidden, OPAQUE_XATTR, b"y").map_err(fail),
-            // A whiteout is about lower layers: what this layer adds under the name stays.
+            // A whiteout is about lower layers: an entry that this layer adds under the name stays.
             Some(_) => Ok(()),
             None => {
                 self.done.inodes += 1;
@@ -296,7 +296,7 @@ impl Extractor {
         Ok(ferrite_hostfs::Dir::from(self.open_readable(path)?))
     }
 
-    /// Makes `path` the current directory, creating what is missing of it.
+    /// Makes `path` the current directory, creating its missing parts.
     fn enter(&mut self, path: &[u8]) -> Result<(), ImageError> {
         if self.parent.as_ref().is_some_and(|(current, _)| current == path) {
             return Ok(());
@@ -372,7 +372,7 @@ impl Extractor {
         }
     }
 
-    /// Removes what is at `name`: of several entries with one name, the last counts.
+    /// Removes the entry at `name`: of several entries with one name, the last counts.
     fn vacate(&mut self, name: &[u8]) -> Result<(), Errno> {
         match unlinkat(self.here(), os(name), UnlinkatFlags::NoRemoveDir) {
             Ok(()) | Err(Errno::ENOENT) => Ok(()),

@@ -28,7 +28,7 @@ pub(crate) struct StoredImage {
     /// Kept whatever garbage collection says.
     #[serde(default)]
     pub(crate) pinned: bool,
-    /// For a built-in image: what the file it was made from looked like.
+    /// For a built-in image: a fingerprint of the file it was made from.
     #[serde(default)]
     pub(crate) stamp: Option<String>,
 }

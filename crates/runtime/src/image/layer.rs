@@ -1,7 +1,7 @@
 //! Unpacked layers by chain id, shared between images.
 //!
-//! `layers/<hex>/fs` is the directory overlayfs uses, `layers/<hex>/layer.json` says what it took. A
-//! layer is unpacked under a temporary name and renamed when everything in it is on disk.
+//! `layers/<hex>/fs` is the directory overlayfs uses, `layers/<hex>/layer.json` has its size. A layer is
+//! unpacked under a temporary name and renamed when everything in it is on disk.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -19,10 +19,10 @@ use super::extract::{Extracted, Limits, extract};
 use super::{Digest, ImageError};
 
 const TEMPORARY: &str = "tmp-";
-/// How much of an archive is unpacked at once.
+/// Number of bytes of an archive that are unpacked at once.
 const PIECE: usize = 128 << 10;
 
-/// What is known about an unpacked layer.
+/// The record of an unpacked layer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct LayerInfo {
     pub(crate) diff_id: Digest,
@@ -47,8 +47,8 @@ pub(crate) struct Staged {
 }
 
 impl LayerStore {
-    /// Opens the layers under `root`; what an interrupted run left half unpacked is removed. What cannot be removed
-    /// stays until the next start: it is not used.
+    /// Opens the layers under `root` and removes layers that an interrupted run left half unpacked. If
+    /// removing one fails, it stays unused until the next start.
     pub(crate) fn open(root: &Path) -> Result<Self, ImageError> {
         let dir = root.join("layers");
         ferrite_hostfs::private_dir(&dir).map_err(ImageError::io("create", &dir))?;
@@ -196,7 +196,7 @@ pub(crate) fn remove(path: &Path) {
     }
 }
 
-/// The plain archive, whatever it is packed with: the content tells, media types are often wrong.
+/// The plain archive, whatever its compression: the content decides, because media types are often wrong.
 pub(crate) fn decompress<'a>(blob: impl Read + 'a) -> Result<Box<dyn Read + 'a>, ImageError> {
     let mut blob = BufReader::with_capacity(256 << 10, blob);
     let start = blob.fill_buf().map_err(super::tar_reader::read_error)?;

@@ -27,7 +27,7 @@ impl Platform {
         Self { os: "linux".into(), architecture: architecture.into(), variant: variant.map(Into::into) }
     }
 
-    /// How well a descriptor fits: nothing when it does not, lower is better.
+    /// Rates how well a descriptor fits: `None` if it does not, lower is better.
     fn rank(&self, descriptor: &Descriptor) -> Option<u8> {
         let platform = descriptor.platform().as_ref()?;
         let matches =

@@ -27,7 +27,7 @@ const QUEUE: usize = 32;
 /// An index may point to an index; more levels are nonsense.
 const MAX_INDEX_DEPTH: usize = 3;
 
-/// Who pulls.
+/// The credentials for a pull.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub enum Auth {
     /// Nobody in particular.
@@ -52,7 +52,7 @@ impl std::fmt::Debug for Auth {
     }
 }
 
-/// How registries are reached.
+/// Settings for connections to registries.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RegistryConfig {
     /// Registries (`host` or `host:port`) spoken to without TLS. Loopback addresses always are.
@@ -61,11 +61,11 @@ pub struct RegistryConfig {
     pub ca_certificates: Vec<Vec<u8>>,
     /// Hosts to ask before a registry, in order; `*` stands for registries without mirrors of their own.
     pub mirrors: BTreeMap<String, Vec<String>>,
-    /// How particular hosts are spoken to, registries and mirrors alike.
+    /// Settings for particular hosts, registries and mirrors alike.
     pub hosts: BTreeMap<String, HostSettings>,
-    /// How long to wait for a connection.
+    /// Longest wait for a connection.
     pub connect_timeout: Duration,
-    /// How long to wait for the next piece of an answer.
+    /// Longest wait for the next piece of a response.
     pub read_timeout: Duration,
 }
 
@@ -82,12 +82,12 @@ impl Default for RegistryConfig {
     }
 }
 
-/// What happens during a pull or an import.
+/// An event of a pull or an import.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ProgressEvent {
     /// The name was resolved to a manifest.
     Resolved { digest: Digest },
-    /// So much of a blob is here.
+    /// `done` of `total` bytes of a blob have arrived.
     Downloading { digest: Digest, done: u64, total: u64 },
     /// A layer was here already.
     Present { chain_id: Digest },
@@ -98,7 +98,7 @@ pub enum ProgressEvent {
 /// Told about [`ProgressEvent`]s; must not block.
 pub type Progress = Arc<dyn Fn(ProgressEvent) + Send + Sync>;
 
-/// At most one download per blob at a time; whoever comes second finds it done.
+/// At most one download per blob at a time; a second caller finds it done.
 #[derive(Debug, Default)]
 pub(crate) struct Flights(Mutex<HashMap<Digest, Arc<Semaphore>>>);
 
@@ -110,7 +110,7 @@ impl Flights {
     }
 }
 
-/// What every version of a manifest has in common.
+/// The fields that every version of a manifest has.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Versioned {
@@ -200,7 +200,7 @@ impl ImageStore {
         blocking(move || {
             store.layers.commit(staged)?;
             store.record_image(new)?;
-            // The unpacked layers are what is used; keeping their archives would double the space.
+            // Only the unpacked layers are used; keeping their archives would double the space.
             let archives: Vec<_> = layers.into_iter().map(|(digest, _)| digest).collect();
             store.discard(&archives, content)?;
             drop(metadata);
@@ -227,7 +227,7 @@ impl ImageStore {
             drop(turn);
             return blocking(move || read(&mut store.content.open_blob(&expected)?)).await;
         }
-        // Whoever reads also hashes and writes, on a thread that may block; pieces reach it through a short queue.
+        // The reader hashes and writes on a thread that may block; pieces reach it through a short queue.
         let (pieces, queue) = mpsc::channel::<Piece>(QUEUE);
         let (resumed, offset) = oneshot::channel();
         let reader = tokio::task::spawn_blocking(move || {
@@ -310,14 +310,14 @@ impl Registry {
                     tracing::info!(%reference, mirror = host, %error, "the mirror does not have the image");
                     failed = Some(error);
                 }
-                // What the registry itself says is what counts.
+                // The registry's own error counts.
                 Err(error) => return Err(error),
             }
         }
         Err(failed.unwrap_or_else(|| ImageError::NotFound(reference.to_string())))
     }
 
-    /// What the name means at the registry, and the manifest for `platform`.
+    /// Resolves the name at the registry, and fetches the manifest for `platform`.
     async fn resolve(&self, platform: &Platform) -> Result<(Digest, Vec<u8>), ImageError> {
         let reference = self.reference();
         let mut wanted: Option<Digest> = reference.digest().cloned();
@@ -388,7 +388,7 @@ impl Registry {
     }
 }
 
-/// Whether a registry is on this machine: nobody in between, so no TLS.
+/// Returns true if the registry is on this machine. Such a connection needs no TLS.
 pub(super) fn is_loopback(registry: &str) -> bool {
     let host = match registry.strip_prefix('[') {
         Some(rest) => rest.split(']').next().unwrap_or_default(),

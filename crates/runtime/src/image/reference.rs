@@ -51,7 +51,7 @@ impl Reference {
         }
     }
 
-    /// Registry and repository: what repo tags and repo digests share.
+    /// Registry and repository: the common part of repo tags and repo digests.
     pub fn name(&self) -> String {
         format!("{}/{}", self.registry, self.repository)
     }
@@ -61,7 +61,7 @@ impl Reference {
         Self { version: Version::Digest(digest), ..self.clone() }
     }
 
-    /// Whether the image comes with the program and exists on no registry.
+    /// Returns true if the image is built in and exists on no registry.
     pub fn is_built_in(&self) -> bool {
         self.registry == BUILT_IN_REGISTRY
     }

@@ -12,15 +12,15 @@ use super::{Auth, ImageError, RegistryConfig};
 /// Name under which mirrors for every registry are kept.
 const ANY: &str = "*";
 
-/// How one host is spoken to.
+/// Connection settings for one host.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct HostSettings {
     pub plain_http: bool,
-    /// Whoever answers is believed to be the host.
+    /// Accept any TLS certificate.
     pub skip_verify: bool,
     /// Certificates in PEM form to trust besides the machine's own.
     pub ca_certificates: Vec<Vec<u8>>,
-    /// Who pulls from it when the pod does not say. Never sent to another host.
+    /// Credentials for this host when the pod has none. Never sent to another host.
     pub auth: Option<Auth>,
 }
 

@@ -29,7 +29,7 @@ pub struct ImageStore {
     pub(crate) layers: LayerStore,
     pub(crate) limits: Limits,
     index: Mutex<Index>,
-    /// Whether the archives layers were unpacked from are kept, to be exported as they came.
+    /// True if the store keeps the layers' archives, so that it can export them unchanged.
     pub(crate) keep_archives: bool,
     /// A view that others may change under us has none.
     _lock: Option<Flock<File>>,
@@ -40,7 +40,7 @@ pub struct ImageStore {
 /// An image as others see it.
 #[derive(Debug, Clone)]
 pub struct ImageRecord {
-    /// The digest of the configuration: what the kubelet keeps as the image's id.
+    /// The digest of the configuration: the kubelet uses it as the image's id.
     pub id: Digest,
     /// Entry point, environment, user and the like.
     pub config: ImageConfiguration,
@@ -56,14 +56,14 @@ pub struct ImageRecord {
     pub pinned: bool,
 }
 
-/// What a store takes of its filesystem.
+/// Disk usage of a store.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
     pub bytes: u64,
     pub inodes: u64,
 }
 
-/// What a garbage collection removed.
+/// The things that a garbage collection removed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Collected {
     pub layers: usize,
@@ -72,13 +72,13 @@ pub struct Collected {
 }
 
 impl ImageStore {
-    /// Opens the store under `root`, making it if needed. What an earlier run left unfinished is
-    /// cleaned up or kept to be continued.
+    /// Opens the store under `root`, making it if needed. Unfinished work of an earlier run is removed, or
+    /// kept to be continued.
     pub fn open(root: PathBuf) -> Result<Arc<Self>, ImageError> {
         Self::open_with(root, Limits::default())
     }
 
-    /// [`open`](Self::open) with other limits on what a layer may contain.
+    /// [`open`](Self::open) with other limits on the contents of a layer.
     pub fn open_with(root: PathBuf, limits: Limits) -> Result<Arc<Self>, ImageError> {
         // Layers have set-user-id programs: users of the node must not reach them.
         ferrite_hostfs::private_dir(&root).map_err(ImageError::io("create", &root))?;
@@ -127,7 +127,7 @@ impl ImageStore {
         }))
     }
 
-    /// What is in the store now, whoever works on it. Only for reading.
+    /// Opens the store for reading only, even while another process uses it.
     pub(crate) fn look(root: PathBuf) -> Result<Self, ImageError> {
         let content = ContentStore::look(&root);
         let layers = LayerStore::look(&root);
@@ -166,7 +166,7 @@ impl ImageStore {
         found.map(|(id, image)| self.record(id, image)).transpose()
     }
 
-    /// [`status`](Self::status) for callers to whom an unreadable image is an absent one.
+    /// [`status`](Self::status) for callers that treat an unreadable image as an absent one.
     pub fn image(&self, reference_or_id: &str) -> Option<ImageRecord> {
         self.status(reference_or_id).unwrap_or_else(|error| {
             tracing::warn!(image = reference_or_id, %error, "image cannot be used");
@@ -230,7 +230,7 @@ impl ImageStore {
         self.collect(used).map(drop)
     }
 
-    /// Drops an image's record whoever uses it. Its layers stay as long as its id is in `used`.
+    /// Drops an image's record, even if it is in use. Its layers stay as long as its id is in `used`.
     pub fn forget(&self, reference_or_id: &str, used: &HashSet<Digest>) -> Result<(), ImageError> {
         {
             let mut index = self.index();
@@ -249,7 +249,7 @@ impl ImageStore {
         let mut collected = Collected::default();
         let mut doomed = Vec::new();
         {
-            // Both are held so that nobody can start to rely on what is about to go.
+            // Both are held so that nobody can start to use objects that are about to go.
             let index = self.index();
             let leases = self.leases();
             let mut needed: HashSet<&Digest> = leases.digests.keys().collect();
@@ -280,7 +280,7 @@ impl ImageStore {
             self.content.remove_partial(|digest| needed.contains(digest))?;
         }
         for (path, info) in doomed {
-            // The layer is out of the store already; the next start removes what stays.
+            // The layer is out of the store already; the next start removes the rest.
             super::layer::remove(&path);
             collected.layers += 1;
             collected.bytes += info.bytes;
@@ -288,7 +288,7 @@ impl ImageStore {
         Ok(collected)
     }
 
-    /// What blobs and layers take, from their records: nothing is walked.
+    /// Disk usage of blobs and layers, summed from their records without a walk of the disk.
     pub fn usage(&self) -> Result<Usage, ImageError> {
         let mut usage = Usage::default();
         for (_, info) in self.layers.all() {
@@ -388,8 +388,9 @@ impl ImageStore {
         Hold(Arc::clone(self))
     }
 
-    /// Ends a lease and removes those of `digests` that are no image's metadata (or archives it keeps) and that nobody else has
-    /// leased: of several who are done with a blob at the same time, the last one removes it.
+    /// Ends a lease and removes those of `digests` that are no image's metadata (or archives it keeps) and
+    /// that nobody else has leased: of several users that finish with a blob at the same time, the last one
+    /// removes it.
     pub(crate) fn discard(&self, digests: &[Digest], mut lease: Lease) -> Result<(), ImageError> {
         let index = self.index();
         let mut leases = self.leases();
@@ -421,7 +422,7 @@ impl ImageStore {
     }
 }
 
-/// Opening cleans up what another process might be working on, so there can be only one.
+/// Opening cleans up unfinished work, which might be another process's, so there can be only one.
 fn lock(root: &Path, how: FlockArg) -> Result<Flock<File>, ImageError> {
     let path = root.join("lock");
     let file = File::options().create(true).truncate(false).write(true).open(&path);
@@ -432,7 +433,7 @@ fn lock(root: &Path, how: FlockArg) -> Result<Flock<File>, ImageError> {
     })
 }
 
-/// What [`ImageStore::record_image`] needs.
+/// Inputs of [`ImageStore::record_image`].
 pub(crate) struct NewImage {
     pub(crate) id: Digest,
     pub(crate) manifest: Option<Digest>,
@@ -466,7 +467,7 @@ impl Drop for Hold {
     }
 }
 
-/// What garbage collection must not touch besides what the index names.
+/// Objects that garbage collection must keep besides those in the index.
 #[derive(Debug, Default)]
 struct Leases {
     digests: HashMap<Digest, usize>,

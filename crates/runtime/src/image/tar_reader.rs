@@ -27,7 +27,7 @@ mod fields {
     pub(super) const MINOR: Range<usize> = 337..345;
 }
 
-/// What an entry is.
+/// The type of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     File,
@@ -55,7 +55,7 @@ pub(crate) struct Entry {
     pub(crate) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
-/// What extended headers said about the next entry.
+/// The extended headers' values for the next entry.
 #[derive(Default)]
 struct Extension {
     path: Option<Vec<u8>>,
@@ -82,7 +82,7 @@ impl<R: Read> TarReader<R> {
         Self { inner, left: 0, padding: 0 }
     }
 
-    /// What follows the last entry.
+    /// Returns the reader behind the last entry.
     pub(crate) fn into_inner(self) -> R {
         self.inner
     }
@@ -306,7 +306,7 @@ fn invalid(why: impl ToString) -> ImageError {
     ImageError::invalid("tar archive", why)
 }
 
-/// What a failed read of the stream means; limits and digests report through the reader.
+/// Maps a failed read of the stream to an error; limits and digests report through the reader.
 pub(crate) fn read_error(error: io::Error) -> ImageError {
     ImageError::Io { what: "read the archive", path: Default::default(), source: error }.unwrap_io()
 }
@@ -371,7 +371,7 @@ mod tests {
             let _ = Extension::default().pax(&bytes);
         }
 
-        /// The same with a valid check sum, so that the fields are looked at.
+        /// The same with a valid checksum, so that the reader parses the fields.
         #[test]
         fn any_header(mut block in proptest::collection::vec(proptest::num::u8::ANY, 512), kind in "[0-7xLKgS]") {
             block[156] = kind.as_bytes()[0];

@@ -63,8 +63,8 @@ fn loaded() -> Option<String> {
         .then(|| std::fs::read_to_string("/sys/kernel/security/apparmor/profiles").unwrap_or_default())
 }
 
-/// Our profile: a container's processes may do what its capabilities, mounts and system call filter let
-/// them, but not change the kernel's files, mount, or look into processes outside.
+/// Our profile: capabilities, mounts and the system call filter limit a container's processes. Beyond that
+/// they may not change the kernel's files, mount, or access processes outside.
 fn text() -> String {
     const RULES: &str = "  network,
   capability,

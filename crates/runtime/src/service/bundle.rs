@@ -24,7 +24,7 @@ use crate::supervisor::protocol::PidNamespace;
 use crate::supervisor::sandbox::{NETNS, SHM, USERNS};
 use crate::sys;
 
-/// What we cannot do is refused: a container that silently lacks what it asked for is worse than none.
+/// Refuses unsupported settings: a container that silently lacks what it asked for is worse than none.
 fn refuse_unsupported(config: &ContainerConfig, map: Option<&IdMap>) -> Result<()> {
     let labelled =
         security_of(config).selinux_options.is_some_and(|options| options != SeLinuxOption::default());
@@ -47,11 +47,11 @@ fn refuse_unsupported(config: &ContainerConfig, map: Option<&IdMap>) -> Result<(
 
 /// There where the kernel has SELinux enabled.
 const SELINUX: &str = "/sys/fs/selinux/enforce";
-/// Changes with what the compiler makes of the same profile.
+/// Changes when the compiler makes another program of the same profile.
 const SECCOMP_COMPILER: &str = "3";
 /// Reading, writing and making a node.
 const ALL_ACCESS: &str = "rwm";
-/// Directories of device descriptions; what is in a later one wins.
+/// Directories of device descriptions; a later one overrides an earlier one.
 const CDI_DIRECTORIES: &[&str] = &["/etc/cdi", "/var/run/cdi"];
 /// Largest device description we read.
 const MAX_CDI_FILE: u64 = 1 << 20;
@@ -120,7 +120,7 @@ fn add_cdi_devices(
     Ok(nodes)
 }
 
-/// Where a path is mounted, and whether what is mounted below it shows elsewhere, by `mountinfo`.
+/// The mount point of a path, and true if mounts below it show elsewhere, by `mountinfo`.
 fn mount_of(mountinfo: &str, path: &Path) -> Option<(PathBuf, bool)> {
     let parse = |line: &str| {
         let mut fields = line.split(' ');
@@ -304,7 +304,7 @@ impl Inner {
         config.mounts.iter().filter(|mount| spec::is_image(mount)).map(find).collect()
     }
 
-    /// Programs are shared by every container with the same profile and named by what they contain.
+    /// Programs are shared by every container with the same profile and named by their content.
     fn seccomp_programs(&self, profile: &oci_spec::runtime::LinuxSeccomp) -> Result<Vec<PathBuf>> {
         let mut text = serde_json::to_vec(profile).map_err(|error| Error::internal(error.to_string()))?;
         // Programs of an earlier compiler are not ours.

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use crate::supervisor::protocol::{self, Decoder, Reply, Request};
 
-/// How long a supervisor may take to answer. Setting up a container takes milliseconds; a hung network
-/// file system may take much longer.
+/// Longest wait for a supervisor's reply. Setting up a container takes milliseconds; a hung network file
+/// system may take much longer.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A request and its reply, with the descriptors that came along. Blocks.

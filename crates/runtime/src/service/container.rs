@@ -22,7 +22,7 @@ use crate::supervisor::bundle::CONFIG;
 use crate::supervisor::protocol::{AttachedAtStart, Failure, Handler, Reply, Request, Start};
 use crate::{cgroup, sys};
 
-/// How long the kernel may take to end a killed container before the call gives up.
+/// Longest wait for the kernel to end a killed container.
 const KILL_PATIENCE: Duration = Duration::from_secs(30);
 
 impl From<SpecError> for Error {
@@ -88,7 +88,7 @@ impl Inner {
         Ok(id)
     }
 
-    /// Starts a created container, with whoever is to be attached from its first byte on.
+    /// Starts a created container, with attached clients connected from its first byte on.
     pub(super) async fn start_container(
         self: Arc<Self>,
         id: &str,
@@ -253,7 +253,7 @@ impl Inner {
             )) => Ok(()),
             Ok((Reply::Failed { message, .. }, ..)) => Err(Error::internal(message)),
             Ok(_) => Ok(()),
-            // A supervisor that is gone has no containers; its end is noticed by the one who listens.
+            // A supervisor that is gone has no containers; the listener notices its end.
             Err(error) if gone(&error) => Ok(()),
             Err(error) => Err(Error::internal(format!("signal container {}: {error}", container.id))),
         }

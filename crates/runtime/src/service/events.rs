@@ -1,4 +1,4 @@
-//! Container events: from supervisors to whoever listens.
+//! Container events: from supervisors to listeners.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::supervisor::protocol::{self, Decoder, Event, Request};
 use crate::supervisor::sandbox::{IDENTITY, alive};
 use crate::sys;
 
-/// How far a listener may fall behind before its stream ends.
+/// Events that a listener may lag behind before its stream ends.
 const BACKLOG: usize = 1024;
 
 pub struct Events(broadcast::Sender<Arc<ContainerEventResponse>>);
@@ -108,7 +108,7 @@ impl Inner {
     }
 
     /// Listens to a sandbox's supervisor until the sandbox is stopped, the runtime closes, or the
-    /// supervisor dies. `synced` is told once the present state has been taken over.
+    /// supervisor dies. The returned receiver fires once the present state has been taken over.
     pub(super) fn listen(self: &Arc<Self>, sandbox: &Arc<Sandbox>) -> tokio::sync::oneshot::Receiver<()> {
         let (told, synced) = tokio::sync::oneshot::channel();
         let (inner, sandbox) = (self.clone(), sandbox.clone());
@@ -166,7 +166,7 @@ impl Inner {
         }
     }
 
-    /// The supervisor is gone although nobody stopped it: what it kept is gone too.
+    /// The supervisor is gone although nobody stopped it: its containers are gone too.
     pub(super) async fn lost(&self, sandbox: &Arc<Sandbox>) {
         let containers = self.index.containers_of(&sandbox.id);
         let (cgroups, groups) =

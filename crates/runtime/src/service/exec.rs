@@ -15,7 +15,7 @@ use crate::supervisor::protocol::{Decoder, Exec, Failure, Reply, Request};
 
 /// Most output kept of one stream of an exec_sync, as containerd has it.
 const MAX_OUTPUT: usize = 16 << 20;
-/// How long output may still come after the command has ended (a process it left holds the pipe).
+/// Longest wait for output after the command has ended (a process that it left may hold the pipe).
 const DRAIN: Duration = Duration::from_secs(5);
 
 /// A command that runs in a container.

@@ -40,7 +40,7 @@ pub use teardown::destroy;
 /// Name of the control group supervisors live in, below the runtime's own.
 pub(crate) const SUPERVISORS: &str = "supervisors";
 
-/// Different warnings remembered; what comes after them is not said.
+/// Most different warnings remembered; further ones are not logged.
 const MAX_WARNINGS: usize = 64;
 
 /// Why a runtime could not be opened.
@@ -84,7 +84,7 @@ pub(crate) struct Inner {
     index: Index,
     events: Events,
     tickets: Tickets,
-    /// What has been said about this machine and need not be said again.
+    /// Messages about this machine that were logged once and are not repeated.
     said: Mutex<BTreeSet<String>>,
     /// Every task of this runtime; they end with it.
     tasks: TaskTracker,
@@ -94,7 +94,7 @@ pub(crate) struct Inner {
 }
 
 impl Runtime {
-    /// Opens the directories, adopts what runs and buries what died meanwhile.
+    /// Opens the directories, adopts running sandboxes and cleans up after those that died meanwhile.
     ///
     /// Must be called within a tokio runtime.
     pub async fn open(config: Config) -> std::result::Result<Arc<Self>, OpenError> {
@@ -114,8 +114,8 @@ impl Runtime {
         Ok(Arc::new(Self { inner }))
     }
 
-    /// Makes a sandbox with one container in it and starts it, with whoever is to be attached from the
-    /// first byte on. What was made is removed again when any of it fails.
+    /// Makes a sandbox with one container and starts it, with `attach` connected from the first byte on.
+    /// Removes everything again when any step fails.
     pub async fn run_alone(
         &self,
         sandbox: PodSandboxConfig,
@@ -184,7 +184,7 @@ impl Drop for Runtime {
 
 impl Inner {
     fn prepare(config: Config, tickets: Tickets) -> std::result::Result<Self, OpenError> {
-        // Writable layers are below: users of the node must not reach what containers leave there.
+        // Writable layers are below: users of the node must not reach files that containers leave there.
         let (root, run) = (config.root.join(records::SANDBOXES), config.run.join(records::SANDBOXES));
         for path in [config.root.clone(), config.run.clone(), root, run] {
             ferrite_hostfs::private_dir(&path)

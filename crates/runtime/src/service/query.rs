@@ -1,4 +1,4 @@
-//! Reads: statuses and lists. They look at memory only and never wait.
+//! Reads: statuses and lists. They use memory only and never wait.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use super::sandbox::namespace_options;
 use super::state::{Container, Sandbox, Status};
 use crate::sys;
 
-/// Whether an object has every label asked for.
+/// Returns true if an object has every wanted label.
 fn has_labels(labels: &BTreeMap<String, String>, wanted: &BTreeMap<String, String>) -> bool {
     wanted.iter().all(|(key, value)| labels.get(key) == Some(value))
 }
@@ -41,7 +41,7 @@ impl Inner {
             condition("NetworkReady", self.config.network.ready(), "NetworkPluginNotReady"),
         ];
         let features = RuntimeHandlerFeatures { recursive_read_only_mounts: true, user_namespaces: true };
-        // Whether an OCI runtime can make mounts below a mount read-only differs between them.
+        // OCI runtimes differ in their support for recursive read-only mounts, so we report none.
         let under_handlers =
             RuntimeHandlerFeatures { recursive_read_only_mounts: false, user_namespaces: true };
         StatusResponse {

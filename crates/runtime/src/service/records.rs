@@ -1,4 +1,4 @@
-//! What is kept on disk. A directory without its `state.json` was never finished.
+//! The runtime's files on disk. A directory without its `state.json` was never finished.
 //!
 //! ```text
 //! <root>/sandboxes/<id>/            config.pb state.json resolv.conf hostname hosts

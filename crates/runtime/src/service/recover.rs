@@ -1,4 +1,5 @@
-//! Finding what an earlier runtime left: adopting the living, burying the dead, clearing the unfinished.
+//! Recovers from an earlier runtime: adopts live sandboxes, cleans up after dead ones, and removes
+//! unfinished ones.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -52,7 +53,7 @@ impl Inner {
         }
         for (synced, sandbox) in waiting {
             if synced.await.is_err() {
-                // It died before it could tell what runs.
+                // It died before it could report its containers.
                 self.bury_sandbox(&sandbox).await;
             }
         }

@@ -40,7 +40,7 @@ pub(super) fn host_ipc(config: &PodSandboxConfig) -> bool {
 /// The identities of the pod's user namespace; `None` when it uses the node's.
 pub(super) fn user_map(config: &PodSandboxConfig) -> Result<Option<IdMap>> {
     let user = namespace_options(config).userns_options.unwrap_or_default();
-    // POD is also what an empty message says; a namespace without ranges is none.
+    // POD is also the value of an empty message; a namespace without ranges is none.
     let own = user.mode() == NamespaceMode::Pod && !(user.uids.is_empty() && user.gids.is_empty());
     if own { Ok(Some(IdMap::new(&user)?)) } else { Ok(None) }
 }
@@ -213,7 +213,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Whether the sandbox has its network from ours.
+    /// Returns true if our network plugin provides the sandbox's network.
     fn asks_network(&self, sandbox: &Sandbox) -> bool {
         !host_network(&sandbox.config) && self.config.extras.join_network.is_none()
     }
@@ -226,7 +226,7 @@ impl Inner {
         nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok()).unwrap_or_default()
     }
 
-    /// Kills what runs, takes the network away, ends the supervisor. The records stay.
+    /// Kills the containers, removes the network, ends the supervisor. The records stay.
     pub(super) async fn stop_sandbox(self: Arc<Self>, id: &str) -> Result<()> {
         let sandbox = match self.index.sandbox(id) {
             Ok(sandbox) => sandbox,
@@ -295,7 +295,7 @@ impl Inner {
 }
 
 /// Ends a supervisor politely, or by force if it does not answer, and removes its run directory with the
-/// mounts in it. Works on what is left of one, too.
+/// mounts in it. Works on the remains of one, too.
 pub(super) fn end_supervisor(run_dir: &Path) -> io::Result<()> {
     let Some(_claim) = Claim::take(run_dir)
         .map_err(|error| io::Error::new(error.kind(), format!("claim {}: {error}", run_dir.display())))?
@@ -317,7 +317,7 @@ pub(super) fn end_supervisor(run_dir: &Path) -> io::Result<()> {
     remove_tree(run_dir)
 }
 
-/// Removes a directory of ours. Containers shape what is below it: a mount there is an error and is left alone.
+/// Removes a directory of ours. Containers write below it: a mount there is an error and is left alone.
 pub(super) fn remove_tree(path: &Path) -> io::Result<()> {
     ferrite_hostfs::remove_tree(path)
         .map_err(|error| io::Error::new(error.kind(), format!("remove {}: {error}", path.display())))

@@ -121,7 +121,7 @@ impl Spawner {
         let child = descriptors::restore_in(&mut Command::new(sys::fd_path(&self.executable.0)))
             .arg0(supervisor::NAME)
             .arg(SPAWN)
-            // Room for each supervisor to write its directory over, for whoever looks at the process list.
+            // Room for each supervisor to write its directory over, for readers of the process list.
             .arg(" ".repeat(ROOM))
             .env_clear()
             .current_dir("/")

@@ -1,4 +1,4 @@
-//! What the runtime holds in memory: sandboxes and containers, found by id.
+//! The runtime's state in memory: sandboxes and containers, found by id.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -26,7 +26,7 @@ pub struct Sandbox {
     /// Socket and pinned namespaces.
     pub run_dir: PathBuf,
     record: Mutex<SandboxRecord>,
-    /// Held by whoever changes the sandbox: changes happen one after another.
+    /// Held while changing the sandbox: changes happen one after another.
     pub gate: tokio::sync::Mutex<()>,
     /// Ends the task that listens to the supervisor.
     pub listening: CancellationToken,
@@ -102,7 +102,7 @@ impl From<Exit> for Ended {
     }
 }
 
-/// What a container's writable layer takes.
+/// Disk usage of a container's writable layer.
 #[derive(Debug, Clone, Copy)]
 pub struct LayerUsage {
     /// When it was counted.
@@ -119,7 +119,7 @@ pub struct Container {
     record: Mutex<ContainerRecord>,
     layer_usage: Mutex<Option<LayerUsage>>,
     pub status: watch::Sender<Status>,
-    /// Held by whoever changes the container.
+    /// Held while changing the container.
     pub gate: tokio::sync::Mutex<()>,
 }
 

@@ -1,4 +1,4 @@
-//! What containers and pods use.
+//! Usage statistics of containers and pods.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,7 +14,8 @@ use crate::cgroup::Layout;
 use crate::supervisor::sandbox::{IDENTITY, alive};
 use crate::sys;
 
-/// How long a count of a writable layer stays good: walking it is the dearest thing here.
+/// Age up to which a count of a writable layer is reused: walking the layer is the most expensive step
+/// here.
 const LAYER_AGE: Duration = Duration::from_secs(10);
 
 fn value(value: u64) -> Option<UInt64Value> {
@@ -73,12 +74,12 @@ fn measure(cgroups: &Layout, container: &Container) -> ContainerStats {
 /// Most files of a writable layer that are counted: a figure must not cost minutes.
 const MAX_COUNTED: u64 = 4 << 20;
 
-/// What the container has written, counted anew when the last count is old.
+/// Disk usage of the container's writable layer, counted anew when the last count is old.
 fn layer_usage(container: &Container) -> LayerUsage {
     if let Some(usage) = container.layer_usage().filter(|usage| usage.at.elapsed() < LAYER_AGE) {
         return usage;
     }
-    // What cannot be read counts as nothing; files with several names are counted per name.
+    // Unreadable files count as nothing; a file with several names counts once per name.
     let counted = ferrite_hostfs::usage(&container.bundle.join("upper"), MAX_COUNTED).unwrap_or_default();
     let usage = LayerUsage { at: Instant::now(), bytes: counted.bytes, inodes: counted.inodes };
     container.note_layer_usage(usage);
@@ -102,7 +103,7 @@ fn interfaces(text: &str) -> Vec<NetworkInterfaceUsage> {
     text.lines().filter_map(parse).filter(|interface| interface.name != "lo").collect()
 }
 
-/// What went through the pod's interfaces; a pod on the node's network has none of its own.
+/// Traffic of the pod's interfaces; `None` for a pod on the node's network.
 fn network(sandbox: &Sandbox, timestamp: i64) -> Option<NetworkUsage> {
     if host_network(&sandbox.config) {
         return None;
@@ -172,7 +173,7 @@ fn pod_figures(linux: &LinuxPodSandboxStats) -> Vec<Metric> {
     metrics
 }
 
-/// A figure of [`Inner::list_metrics`]: what it is called and where it comes from.
+/// A figure of [`Inner::list_metrics`]: its name and its source.
 struct Figure {
     name: &'static str,
     help: &'static str,
@@ -243,7 +244,7 @@ impl Inner {
             .map_err(|error| Error::internal(format!("read statistics: {error}")))
     }
 
-    /// What all writable layers take together.
+    /// Disk usage of all writable layers together.
     pub(super) async fn layers_usage(&self) -> Result<FilesystemUsage> {
         let containers: Vec<_> = self.index.read().containers.values().cloned().collect();
         let mountpoint = self.config.root.display().to_string();

@@ -13,7 +13,7 @@ use crate::Config;
 use crate::cgroup::{self, Layout};
 use ferrite_systemd::Slice;
 
-/// How long a supervisor may take to end after it was told or killed.
+/// Longest wait for a supervisor to end after a request or a kill.
 const PATIENCE_MS: i32 = 30_000;
 
 /// Takes the directory for this runtime alone.

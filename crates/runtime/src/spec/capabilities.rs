@@ -1,4 +1,4 @@
-//! Capabilities: the default set, what is added and dropped.
+//! Capabilities: the default set, additions and drops.
 
 use std::collections::BTreeSet;
 use std::str::FromStr;
@@ -97,7 +97,8 @@ fn parse(name: &str) -> Result<u32, SpecError> {
     number(name).ok_or_else(|| SpecError::Capability(name.to_owned()))
 }
 
-/// Privileged means all; otherwise `ALL` is looked at first, then single names win over it.
+/// The capabilities of a container. Privileged means all; otherwise `ALL` applies first, then single names
+/// override it.
 pub fn capabilities(security: &LinuxContainerSecurityContext) -> Result<Sets, SpecError> {
     let all = || (0..NAMES.len() as u32).collect::<BTreeSet<_>>();
     if security.privileged {

@@ -1,4 +1,4 @@
-//! Devices by name: what the files of the container device interface say a device consists of.
+//! Devices by name: the parts of a device according to the files of the container device interface.
 
 use std::collections::BTreeMap;
 
@@ -26,7 +26,7 @@ struct Device {
     container_edits: Edits,
 }
 
-/// What a device changes in a container.
+/// The changes that a device makes to a container.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Edits {
@@ -106,7 +106,7 @@ impl Registry {
         }
     }
 
-    /// What these devices change together; a file's common edits are made once.
+    /// The combined edits of these devices; a file's common edits are made once.
     pub fn edits(&self, names: &[String]) -> Result<Edits, SpecError> {
         let (mut out, mut common) = (Edits::default(), Vec::new());
         for name in names {

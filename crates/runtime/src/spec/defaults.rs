@@ -1,4 +1,4 @@
-//! What every container gets unless told otherwise.
+//! The defaults of every container.
 
 use std::path::PathBuf;
 

@@ -20,7 +20,7 @@ impl IdMap {
         Ok(Self { uids: ranges("uids", &user.uids)?, gids: ranges("gids", &user.gids)? })
     }
 
-    /// Whether a mount's mappings are these: others would need a namespace of their own.
+    /// Returns true if a mount has exactly these mappings: others would need a namespace of their own.
     pub fn matches(&self, uids: &[IdMapping], gids: &[IdMapping]) -> bool {
         let same = |ours: &[LinuxIdMapping], theirs: &[IdMapping]| {
             ours.len() == theirs.len()

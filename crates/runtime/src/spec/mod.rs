@@ -65,7 +65,7 @@ pub enum SpecError {
 #[derive(Debug, Clone, PartialEq)]
 pub struct GivenDevice {
     pub node: LinuxDevice,
-    /// What may be done with it: some of `rwm`.
+    /// Allowed access: some of `rwm`.
     pub access: String,
 }
 
@@ -84,7 +84,7 @@ pub struct Input<'a> {
     pub hostname_file: Option<PathBuf>,
     pub hosts_file: Option<PathBuf>,
     pub network_namespace: Option<PathBuf>,
-    /// Whether the container gets a PID namespace of its own.
+    /// True if the container gets a PID namespace of its own.
     pub own_pid: bool,
     pub cgroup_v2: bool,
     /// Devices asked for, or all of the host's when privileged.

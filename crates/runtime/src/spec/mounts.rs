@@ -1,4 +1,4 @@
-//! What is mounted in a container, and in which order.
+//! The mounts of a container, in order.
 
 use std::path::{Path, PathBuf};
 
@@ -44,7 +44,7 @@ pub fn mounts(input: &Input<'_>, privileged: bool) -> Result<Vec<Mount>, SpecErr
     for (path, file) in files {
         if let Some(file) = file {
             let mut options = vec!["rbind", "rprivate", "rw"];
-            // The pod's root owns them, as it does what the kubelet mounts.
+            // The pod's root owns them, as it does the kubelet's mounts.
             if input.user_namespace.is_some() {
                 options.push("idmap");
             }
@@ -68,7 +68,7 @@ fn clean(path: &str) -> PathBuf {
     Path::new(path).components().collect()
 }
 
-/// Whether a mount is of an image's files rather than the host's.
+/// Returns true if the mount's source is an image and not a path of the host.
 pub fn is_image(mount: &CriMount) -> bool {
     mount.image.as_ref().is_some_and(|image| !image.image.is_empty())
 }

@@ -85,9 +85,9 @@ const WITH_CAPABILITY: &[(u32, &str)] = &[
 const SYS_ADMIN: u32 = 21;
 /// Every flag of clone that makes a namespace.
 const NAMESPACE_FLAGS: u64 = 0x7e02_0000;
-/// The address families a socket may have, as bits to look at and their value: all but AF_ALG (38), whose ciphers'
-/// parsers are not meant for strangers, and AF_VSOCK (40), which knows no network namespaces. Masks of 32 bits leave out
-/// what the kernel does not read, whoever compiles the rule.
+/// The address families a socket may have, as a mask and its value: all but AF_ALG (38), whose ciphers'
+/// parsers are not meant for untrusted input, and AF_VSOCK (40), which knows no network namespaces. Masks
+/// of 32 bits leave out the bits that the kernel does not read, whatever compiles the rule.
 const FAMILIES: &[(u64, u64)] = &[
     (0xffff_ffe0, 0),
     (0xffff_fffc, 32),
@@ -301,7 +301,7 @@ const BPF_JMP_JEQ: u16 = 0x15;
 const BPF_JMP_JGE: u16 = 0x35;
 const BPF_JMP: u16 = 0x05;
 const BPF_RETURN: u16 = 0x06;
-/// The compiler's programs begin with a look at the architecture.
+/// The compiler's programs begin with a check of the architecture.
 const LOOK_AT_ARCHITECTURE: usize = 3;
 
 fn program(
@@ -364,7 +364,7 @@ mod tests {
         assert!(matches!(parse_profile(b"{}"), Err(SpecError::Seccomp(_))));
     }
 
-    /// What a program answers, by the kernel's rules for the instructions the compiler uses.
+    /// The result of a program, by the kernel's rules for the instructions that the compiler uses.
     fn answer(program: &[u8], architecture: u32, number: u32, args: [u64; 6]) -> u32 {
         let mut data = Vec::new();
         data.extend(number.to_le_bytes());
@@ -481,7 +481,7 @@ mod tests {
                 );
             }
         }
-        // A profile that lists what is forbidden: no other interface may lead around it.
+        // A profile that lists forbidden calls: no other interface may lead around it.
         let profile = |architectures: &str| {
             let text = format!(
                 r#"{{"defaultAction":"SCMP_ACT_ALLOW",{architectures}"syscalls":[{{"names":["mkdir"],"action":"SCMP_ACT_ERRNO"}}]}}"#

@@ -1,8 +1,8 @@
-//! Who a container's process is: numbers from names, by the image's own passwd and group files.
+//! Resolves the user and groups of a container's process with the image's own passwd and group files.
 
 use super::SpecError;
 
-/// What the pod and the image say about the user.
+/// The user settings of the pod and the image.
 #[derive(Debug, Clone, Default)]
 pub struct IdentityRequest<'a> {
     /// `user[:group]` of the image.
@@ -65,8 +65,8 @@ fn id(value: i64) -> Option<u32> {
 pub enum Named<'a> {
     Number(u32),
     Name(&'a str),
-    /// Written as a number, but none that a user can have. It is never looked up as a name: whoever checks numbers would
-    /// have seen another user than the one that runs.
+    /// Written as a number, but none that a user can have. It is never looked up as a name: a check of
+    /// numbers would have seen another user than the one that runs.
     OutOfRange,
 }
 

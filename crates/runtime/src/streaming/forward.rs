@@ -108,7 +108,7 @@ async fn copy(inner: &Arc<Inner>, sandbox: &str, port: u16, mut data: Stream) ->
     Ok(())
 }
 
-/// A connection to a port of the pod, or what to tell the client.
+/// A connection to a port of the pod, or the error for the client.
 pub async fn open(inner: &Arc<Inner>, sandbox: &str, port: u16) -> Result<TcpStream, String> {
     let namespace = inner.network_namespace(sandbox).map_err(|error| error.to_string())?;
     connect(namespace, port)

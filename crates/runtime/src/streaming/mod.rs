@@ -28,20 +28,20 @@ use tokio_util::sync::CancellationToken;
 
 use crate::service::Inner;
 
-/// How long a URL can be used.
+/// Lifetime of a URL.
 const LIFETIME: Duration = Duration::from_secs(60);
 /// Most URLs waiting to be used; the oldest go first.
 const MAX_WAITING: usize = 1024;
 /// Connections that have not shown a URL yet; the oldest go first, so that nobody can keep others out.
 const MAX_STRANGERS: usize = 256;
-/// How long a connection may take to show one.
+/// Longest wait for the request headers of a connection.
 const HEADER_LIMIT: Duration = Duration::from_secs(10);
 /// Streams in use at the same time.
 const MAX_SESSIONS: usize = 512;
-/// Of these, streams of one container or of one sandbox's ports: whoever may use one pod cannot take them all.
+/// Of these, streams of one container or of one sandbox's ports: a user of one pod cannot take them all.
 const MAX_SHARE: usize = 64;
 
-/// What a URL stands for.
+/// The action behind a URL.
 #[derive(Debug, Clone)]
 pub(crate) enum Action {
     Exec(ExecRequest),
@@ -116,7 +116,7 @@ impl Tickets {
         format!("http://{}/{kind}/{token}", self.address)
     }
 
-    /// What the path stands for; asking uses it up.
+    /// Returns the action behind the path. A path works once.
     fn redeem(&self, path: &str) -> Option<Action> {
         let token = path.rsplit('/').next()?;
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);

@@ -23,14 +23,14 @@ pub const FORWARD_PROTOCOLS: &[&str] = &["portforward.k8s.io"];
 
 /// Streams a client may have open at once.
 const MAX_STREAMS: usize = 512;
-/// How long a client may take to open the streams it announced.
+/// Longest wait for a client to open the streams that it announced.
 const OPENING: Duration = Duration::from_secs(30);
 
 /// A stream the client opened.
 pub struct Stream {
     pub id: u32,
     pub headers: Headers,
-    /// What the client sends; ends with its half of the stream.
+    /// Data from the client; ends with its half of the stream.
     pub incoming: mpsc::Receiver<Bytes>,
     pub outgoing: Outgoing,
 }
@@ -72,7 +72,7 @@ where
             () = done.cancelled() => {}
         }
     }
-    // What was queued before still goes out; then the last sender is gone and the connection closes.
+    // Queued data still goes out; then the last sender is gone and the connection closes.
     writing.await;
 }
 
@@ -130,7 +130,7 @@ async fn read_frames(
                 if let Some(stream) = open.get(&id)
                     && !bytes.is_empty()
                 {
-                    // A stream nobody reads any more swallows what still comes.
+                    // A stream that nobody reads any more discards further data.
                     let _ = stream.send(bytes).await;
                 }
                 if fin {

@@ -61,7 +61,7 @@ pub enum SpdyError {
     Malformed(&'static str),
 }
 
-/// What the first eight bytes of a frame say.
+/// The header of a frame: its first eight bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Head {
     first: u32,

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-/// How an exec or attach ended.
+/// The result of an exec or attach.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
     Ended(i32),

@@ -165,7 +165,7 @@ where
                     break;
                 }
             }
-            // Nobody to tell: closing the channels lets the session see it.
+            // Nobody receives an error: closing the channels lets the session see it.
             stdout.close();
             stderr.close();
         };
@@ -265,7 +265,7 @@ where
                 continue;
             };
             if let Some(input) = inputs.get(usize::from(channel / 2)) {
-                // A connection that has ended swallows what still comes.
+                // A connection that has ended discards further data.
                 let _ = input.send(bytes).await;
             }
         }
@@ -308,7 +308,7 @@ async fn forward_port(
     };
     let to_pod = async {
         while let Some(bytes) = incoming.recv().await {
-            // The other direction may still have something to say, and tells when all is over.
+            // The other direction may still have data, and reports when all is over.
             let _ = write.write_all(&bytes).await;
         }
     };

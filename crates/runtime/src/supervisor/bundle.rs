@@ -1,5 +1,5 @@
-//! What a container is made from, as files: `config.json` (the OCI description) and `bundle.json` (where
-//! its root filesystem comes from).
+//! The files of a container: `config.json` (the OCI description) and `bundle.json` (the source of its root
+//! filesystem).
 
 use std::io;
 use std::path::{Path, PathBuf};

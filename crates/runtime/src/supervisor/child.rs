@@ -1,4 +1,4 @@
-//! What happens between fork and exec, for containers and for execs.
+//! The code between fork and exec, for containers and for execs.
 //!
 //! The supervisor is single-threaded, so its forked child may allocate and read files. Parsing happens
 //! here, on memory that goes away with the exec, so that the supervisor itself stays small.
@@ -296,7 +296,7 @@ pub fn report(kind: u8, text: &str) {
     // SAFETY: the status socket stays open until exec or exit.
     let socket = unsafe { BorrowedFd::borrow_raw(STATUS) };
     let mut message = vec![kind];
-    // One message, one packet: what does not fit is not worth sending.
+    // One message, one packet: text that does not fit is cut off.
     message.extend(text.bytes().take(3000));
     let _ = sys::send_with_fds(socket, &message, &[]);
 }
@@ -311,7 +311,7 @@ pub fn fail(error: &SetupError) -> ! {
     unsafe { libc::_exit(128) }
 }
 
-/// The first process of a pod whose containers share a PID namespace: reaps what others leave behind.
+/// The first process of a pod whose containers share a PID namespace: reaps orphans of others.
 ///
 /// It holds nothing a container could use: no root file system but an empty one, no capabilities, no
 /// descriptors.
@@ -342,7 +342,7 @@ pub fn pod_init_in(empty: &Path, user: &OwnedFd, tell: BorrowedFd<'_>) -> ! {
             }
         }
     }
-    // SAFETY: leaves without running anything of the supervisor's; who reads sees the end.
+    // SAFETY: leaves without running anything of the supervisor's; the reader sees the end.
     unsafe { libc::_exit(1) }
 }
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// What could not be done and why.
+/// A failed step and its cause.
 #[derive(Debug)]
 pub struct SetupError(String);
 
@@ -20,7 +20,7 @@ impl fmt::Display for SetupError {
 
 impl std::error::Error for SetupError {}
 
-/// Says what was being done when an operation failed.
+/// Adds the attempted action to an error.
 pub trait Context<T> {
     fn context(self, what: &str) -> Result<T, SetupError>;
     fn with(self, what: impl FnOnce() -> String) -> Result<T, SetupError>;

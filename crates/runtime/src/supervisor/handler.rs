@@ -154,7 +154,7 @@ fn run(command: &mut Command, directory: &Path, handler: &Handler, what: &str) -
     if status.success() {
         return Ok(());
     }
-    // What it said on standard error went to the container's log; its own log has the reason.
+    // The handler's standard error went to the container's log; the handler's own log has the reason.
     let log = std::fs::read_to_string(directory.join(LOG)).unwrap_or_default();
     let reason = log.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("no reason given");
     Err(SetupError::plain(format!("{name} {what}: {status}: {}", reason.trim())))

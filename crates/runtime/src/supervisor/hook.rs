@@ -1,4 +1,4 @@
-//! Whom to tell, as a new process, that a container has ended.
+//! The command to run, as a new process, when a container has ended.
 
 use std::fs::File;
 use std::io;

@@ -1,6 +1,6 @@
 //! Which other program a program asks the kernel to start it with.
 
-/// How much of a file says so: headers and names come first in what linkers write.
+/// Number of bytes of a file to read: linkers write headers and the interpreter's name first.
 pub const HEAD: usize = 4096;
 
 const PT_INTERP: u32 = 3;

@@ -30,7 +30,7 @@ impl LineSplitter {
                     self.entry(time, 'F', &window[..end], out);
                     bytes = &bytes[end + 1..];
                 }
-                // A line of exactly the limit is whole, not partial: look at what follows first.
+                // A line of exactly the limit is whole, not partial: check the next byte first.
                 None if window.len() == room && bytes.get(room) == Some(&b'\n') => {
                     self.entry(time, 'F', window, out);
                     bytes = &bytes[room + 1..];

@@ -27,10 +27,10 @@ pub(crate) use sandbox::Setup;
 /// The name under which the binary is started as a supervisor (`argv[0]`).
 pub const NAME: &str = "ferrite-supervisor";
 
-/// What a supervisor prints once it listens.
+/// A supervisor prints this once it listens.
 pub(crate) const READY: &str = "ready\n";
 
-/// What makes the binary the process supervisors are forked from.
+/// The argument that makes the binary the spawner, which forks supervisors.
 pub(crate) const SPAWN: &str = "--spawn";
 
 /// Room kept in the command line for a supervisor's directory.
@@ -39,7 +39,7 @@ pub(crate) const ROOM: usize = 240;
 /// Entry point: `ferrite-supervisor --spawn`, with a socket as standard input.
 ///
 /// Every message on the socket is the run directory of a sandbox, with a pipe for the answer: one line,
-/// `ready` or what is wrong. The supervisors outlive this process, which ends with the socket. It must be
+/// `ready` or the error. The supervisors outlive this process, which ends with the socket. It must be
 /// called before any thread is started.
 pub fn main(mut args: impl Iterator<Item = std::ffi::OsString>) -> ExitCode {
     if args.nth(1).is_none_or(|first| first != SPAWN) {
@@ -51,7 +51,7 @@ pub fn main(mut args: impl Iterator<Item = std::ffi::OsString>) -> ExitCode {
 
 /// Becomes the supervisor of a sandbox, which answers on standard output.
 fn supervise(directory: &Path) -> ExitCode {
-    // A session of its own: no terminal and no signal of whoever started us reaches the pod.
+    // A session of its own: no terminal and no signal of our parent reaches the pod.
     let _ = nix::unistd::setsid();
     match start(directory) {
         Ok(mut server) => {

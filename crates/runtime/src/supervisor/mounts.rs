@@ -50,7 +50,8 @@ pub fn enter_root(
         }
     }
     let root = overlay::mount_root(bundle, user)?;
-    // What the kernel tells comes first and is masked at once: a volume that is mounted later may hide a path to it.
+    // The kernel's own file systems come first and are masked at once: a later volume may hide a path to
+    // them.
     let is_guarded = |entry: &Mount| Guarded::of(entry).is_some();
     for entry in mounts.iter().filter(|entry| is_guarded(entry)) {
         mount_kernel(root.as_fd(), entry, cgroups, spec, user)
@@ -92,7 +93,7 @@ pub fn enter_root(
 fn pivot(root: OwnedFd) -> Result<(), SetupError> {
     nix::unistd::fchdir(&root).context("enter the root")?;
     nix::unistd::pivot_root(".", ".").context("pivot_root")?;
-    // The old root is stacked on the new one: take it away and stand on what remains.
+    // The old root is stacked on the new one: unmount it and stay on the new one.
     umount2(".", MntFlags::MNT_DETACH).context("leave the host's root")?;
     nix::unistd::chdir("/").context("enter the root")?;
     Ok(())
@@ -169,8 +170,8 @@ fn attach(root: BorrowedFd<'_>, source: &Source, destination: &Path) -> io::Resu
     sys::attach_mount(source.mount.as_fd(), target.as_fd())
 }
 
-/// Attaches a volume. Nothing may be put in the place of what the kernel tells about processes, but for files that are
-/// known to be replaced, as runc has it, and for the host's own procfs.
+/// Attaches a volume. It must not hide the kernel's files about processes, except files that are known to
+/// be replaced, as in runc, and the host's own procfs.
 fn attach_volume(root: BorrowedFd<'_>, source: &Source, destination: &Path) -> io::Result<()> {
     let target =
         if source.directory { make_directory(root, destination, 0)? } else { make_file(root, destination)? };
@@ -213,8 +214,8 @@ impl<'a> Guarded<'a> {
         path.starts_with(self.at)
     }
 
-    /// The directory to mount at. An image's links do not lead there, as with runc: what is mounted behind a link can be
-    /// had by another name than the one that is guarded.
+    /// The directory to mount at. An image's links are not followed, as with runc: a mount behind a link
+    /// would have another name than the guarded one.
     fn make_directory(&self, root: BorrowedFd<'_>) -> io::Result<OwnedFd> {
         let relative = self.at.strip_prefix("/").unwrap_or(self.at);
         let open = |path: &Path| {
@@ -241,8 +242,8 @@ impl<'a> Guarded<'a> {
         open(relative)
     }
 
-    /// Masks and closes what the description says, on the file system itself. A path the kernel does not have is nothing
-    /// to guard.
+    /// Masks paths and makes them read-only as the description says, on the file system itself. A path that
+    /// the kernel does not have needs no guard.
     fn guard(&self, root: BorrowedFd<'_>, linux: &oci_spec::runtime::Linux) -> Result<(), SetupError> {
         let what = || format!("guard {}", self.at.display());
         let mounted = self.make_directory(root).with(what)?;
@@ -425,7 +426,7 @@ fn existing(root: BorrowedFd<'_>, path: &Path) -> io::Result<Option<OwnedFd>> {
     }
 }
 
-/// Opens a directory beneath the root, making what is missing on the way.
+/// Opens a directory beneath the root, making missing ones on the way.
 pub fn make_directory(root: BorrowedFd<'_>, path: &Path, symlinks: u32) -> io::Result<OwnedFd> {
     match sys::open_beneath(root, path, libc::O_PATH | libc::O_DIRECTORY, Beneath::InRoot) {
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}

@@ -201,7 +201,7 @@ fn set_capabilities(mut sets: Sets) -> Result<(), SetupError> {
     // SAFETY: header and data have the layout version 3 asks for.
     Errno::result(unsafe { libc::syscall(libc::SYS_capget, &raw mut header, held.as_mut_ptr()) })
         .context("read capabilities")?;
-    // What we do not hold ourselves cannot be given: a nested machine may lack some.
+    // We cannot give a capability that we lack ourselves, for example on a nested machine.
     let held = u64::from(held[0].permitted) | u64::from(held[1].permitted) << 32;
     sets.permitted &= held;
     sets.effective &= sets.permitted;
@@ -276,7 +276,7 @@ fn check(path: &Path) -> Result<(), Errno> {
     nix::unistd::access(path, nix::unistd::AccessFlags::X_OK)
 }
 
-/// What the kernel was to start the program with.
+/// The interpreter that the kernel needs to start the program.
 fn wanted(program: &CString) -> Option<String> {
     // The container may exchange the file meanwhile; a FIFO must not keep us.
     let path = Path::new(OsStr::from_bytes(program.as_bytes()));
@@ -291,7 +291,7 @@ fn wanted(program: &CString) -> Option<String> {
 
 fn exec_error(name: &str, program: &CString, error: Errno) -> SetupError {
     let problem = match error {
-        // The file is there, `find` saw it: what is missing is what the file asks for.
+        // The file exists, because `find` saw it: its interpreter is missing.
         Errno::ENOENT => format!(
             "{} exists, but its interpreter or dynamic loader{} does not: no such file or directory",
             program.to_string_lossy(),

@@ -1,4 +1,4 @@
-//! What the runtime and a supervisor say to each other.
+//! The protocol between the runtime and a supervisor.
 //!
 //! A message is a 32-bit little-endian length and that many bytes of JSON. Descriptors travel with the
 //! first byte. A connection carries one request and its reply; an exec's also its exit, a subscription's
@@ -68,7 +68,7 @@ pub struct Start {
     /// The OCI runtime that makes the container; none: we do.
     #[serde(default)]
     pub handler: Option<Handler>,
-    /// Who is attached before the first byte; one descriptor for each true field.
+    /// The streams attached before the first byte; one descriptor for each true field.
     #[serde(default)]
     pub attach: Option<AttachedAtStart>,
 }
@@ -79,7 +79,7 @@ pub struct AttachedAtStart {
     pub stdin: bool,
     pub stdout: bool,
     pub stderr: bool,
-    /// The container waits for a reader who does not keep up, instead of the reader missing output.
+    /// The container waits for a slow reader, instead of the reader missing output.
     pub lossless: bool,
 }
 
@@ -111,7 +111,7 @@ pub struct Exec {
     /// Arguments; the rest (user, environment, capabilities) is the container's own.
     pub args: Vec<String>,
     pub bundle: PathBuf,
-    /// What to be instead of the container's own process.
+    /// The process to run instead of one like the container's own.
     #[serde(default)]
     pub process: Option<Box<oci_spec::runtime::Process>>,
 }
@@ -164,7 +164,7 @@ pub enum Event {
     Synced,
 }
 
-/// How a container ended; also the content of its `exit.json`.
+/// The exit of a container; also the content of its `exit.json`.
 #[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
 pub struct Exit {
     pub started_at: i64,

@@ -45,7 +45,7 @@ pub struct Setup {
     /// The IPC namespace to join instead of making one.
     #[serde(default)]
     pub join_ipc: Option<PathBuf>,
-    /// What to run when a container has ended.
+    /// The command to run when a container has ended.
     #[serde(default)]
     pub on_exit: Vec<String>,
     /// Size of the shared memory in bytes.
@@ -70,7 +70,7 @@ pub const NETNS: &str = "netns";
 pub const USERNS: &str = "userns";
 /// Where the pod's shared memory is mounted, below the run directory.
 pub const SHM: &str = "shm";
-/// Who the supervisor is: process number and start time.
+/// File with the supervisor's process number and start time.
 pub const IDENTITY: &str = "supervisor";
 /// An empty directory to stand on.
 const EMPTY: &str = "empty";
@@ -81,7 +81,7 @@ const SHM_SIZE: u64 = 64 << 20;
 /// A run directory for one process alone: the supervisor that starts in it, or the runtime that takes it away.
 ///
 /// A runtime may be killed while its spawner still starts a supervisor. The next one must neither take the
-/// directory from under it nor overlook it, because until it has recorded who it is nobody can see it.
+/// directory from under it nor overlook it, because until it has recorded its identity nobody can see it.
 pub struct Claim(#[expect(dead_code, reason = "held, not looked at")] Flock<File>);
 
 impl Claim {
@@ -114,8 +114,8 @@ pub fn establish(directory: &Path) -> Result<Server, SetupError> {
     nix::unistd::chdir("/").context("chdir")?;
     let cgroups = Layout::detect().context("find control groups")?;
     cgroups.join(&setup.cgroup).context("join the supervisors' control group")?;
-    // SAFETY: plain integers. A pod's processes must not look into this one, and orphans of containers
-    // in the host's PID namespace must come back here.
+    // SAFETY: plain integers. A pod's processes must not inspect this one, and orphans of containers in the
+    // host's PID namespace must come back here.
     unsafe {
         libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
         libc::prctl(libc::PR_SET_NAME, c"ferrite-superv".as_ptr());

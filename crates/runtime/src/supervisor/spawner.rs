@@ -12,12 +12,12 @@ use super::{NAME, ROOM, supervise};
 use crate::sys;
 
 pub fn serve() -> ExitCode {
-    // SAFETY: plain integers. Nothing of a pod may look into this process either.
+    // SAFETY: plain integers. Nothing of a pod may inspect this process either.
     unsafe {
         libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
         libc::prctl(libc::PR_SET_NAME, c"ferrite-spawner".as_ptr());
     }
-    // What this process starts is not ours to slow down.
+    // Restore huge pages for the processes that this one starts.
     ferrite_memory::allow_huge_pages_again();
     // A session of its own, so that an interrupt at a terminal ends the runtime and not this.
     let _ = nix::unistd::setsid();
@@ -95,7 +95,7 @@ impl CommandLine {
         text.truncate(self.length - 1);
         text.resize(self.length, 0);
         // SAFETY: the kernel says that this process' arguments are there, writable and of this length. They
-        // were copied before main and are not looked at again.
+        // were copied before main and are not read again.
         unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), self.start as *mut u8, self.length) };
     }
 }

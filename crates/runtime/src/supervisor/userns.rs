@@ -1,7 +1,7 @@
 //! A pod's user namespace.
 //!
 //! File systems are mounted before the container's process joins it: as the host's root, with identities
-//! mapped mount by mount. What is made for the container on the way must therefore be given to the host's
+//! mapped mount by mount. Files made for the container in this phase must therefore belong to the host
 //! numbers of its users.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -41,7 +41,7 @@ impl UserNamespace {
         self.namespace.as_fd()
     }
 
-    /// The host's numbers for a user and a group; whoever is not mapped becomes the namespace's root.
+    /// The host's numbers for a user and a group; one that is not mapped becomes the namespace's root.
     pub fn host(&self, uid: u32, gid: u32) -> (u32, u32) {
         let (root_uid, root_gid) = self.root();
         (self.map.host_uid(uid).unwrap_or(root_uid), self.map.host_gid(gid).unwrap_or(root_gid))
@@ -76,8 +76,8 @@ impl UserNamespace {
         out.join(",")
     }
 
-    /// Makes the calling process a member, with a mount namespace that belongs to it: what is mounted by
-    /// now is locked, and processes with the right capabilities may mount more.
+    /// Makes the calling process a member, with a mount namespace that belongs to it: existing mounts are
+    /// locked, and processes with the right capabilities may mount more.
     pub fn enter(&self) -> Result<(), SetupError> {
         setns(&self.namespace, CloneFlags::CLONE_NEWUSER).context("join the pod's user namespace")?;
         unshare(CloneFlags::CLONE_NEWNS).context("make a mount namespace in the user namespace")?;

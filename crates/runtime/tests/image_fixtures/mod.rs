@@ -82,7 +82,7 @@ impl TestImage {
         .into_bytes()
     }
 
-    /// What `docker save` writes.
+    /// The image as an archive in the format of `docker save`.
     pub fn docker_save(&self, names: &[&str]) -> Vec<u8> {
         let config = format!("{}.json", self.id().hex());
         let layers: Vec<String> = (0..self.packed.len()).map(|n| format!("layer{n}/layer.tar")).collect();

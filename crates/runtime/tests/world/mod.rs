@@ -349,7 +349,7 @@ pub fn limited(mut config: ContainerConfig, resources: LinuxContainerResources) 
     config
 }
 
-/// What the machine has that a runtime could leave behind: mounts, groups, processes below a name.
+/// The traces that a runtime could leave on the machine: mounts, groups, processes below a name.
 pub fn traces(config: &Config) -> Vec<String> {
     let mut found = Vec::new();
     let directory = config.root.parent().unwrap().display().to_string();

@@ -8,7 +8,7 @@ use crate::cycle::{ScheduleError, Search, schedule};
 use crate::framework::{Framework, Handle, Nomination, Registry};
 use crate::profile::Profile;
 
-/// A web service that answers each path with a fixed body, and remembers what it was asked.
+/// A web service that answers each path with a fixed body, and remembers its requests.
 struct Service {
     url: String,
     asked: Arc<Mutex<Vec<(String, Value)>>>,

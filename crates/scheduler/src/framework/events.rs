@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Node;
 
 use crate::snapshot::PodInfo;
 
-/// Something happened in the cluster. A plugin's queueing hint says whether it may help a pod.
+/// Something happened in the cluster. A plugin's queueing hint decides if it may help a pod.
 #[derive(Debug, Clone)]
 pub enum ClusterEvent {
     NodeAdded(Arc<Node>),

@@ -12,7 +12,7 @@ use super::{ClusterEvent, CycleState, PluginError, PodFilters, RejectedBy, Rejec
 use crate::extender::Extender;
 use crate::snapshot::{NodeInfo, PodInfo, Snapshot};
 
-/// Says whether later steps of a plugin are needed for this pod.
+/// Tells if later steps of a plugin are needed for this pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Interest {
     Needed,
@@ -177,7 +177,7 @@ pub trait PreScore: Send + Sync {
     ) -> Interest;
 }
 
-/// Says how well a node suits, from 0 to [`MAX_SCORE`](super::MAX_SCORE) after `normalize`.
+/// Scores a node, from 0 to [`MAX_SCORE`](super::MAX_SCORE) after `normalize`.
 pub trait Score: Send + Sync {
     fn score(&self, state: &CycleState, pod: &PodInfo, node: &NodeInfo) -> i64;
 

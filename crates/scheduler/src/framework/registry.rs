@@ -1,4 +1,4 @@
-//! The plugins that a profile can name, their arguments, and what they are made with.
+//! The plugins that a profile can name, their arguments, and the inputs for making them.
 
 use std::any::{Any, TypeId};
 use std::collections::{HashMap, HashSet};

@@ -107,7 +107,7 @@ proptest! {
                     }
                     let mut anew = CycleState::default();
                     let (filters_anew, _) = framework.pre_filter(&mut anew, &incoming, &snapshot(to));
-                    // A plugin that had nothing to say at first does not notice what it would say now.
+                    // A plugin that took no part at first does not notice its later verdict.
                     if is_removed || format!("{filters:?}") == format!("{filters_anew:?}") {
                         for (incremental, rebuilt) in changed.iter().zip(to) {
                             let verdict = |result: Result<(), crate::framework::RejectedBy>| {

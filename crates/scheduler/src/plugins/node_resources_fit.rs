@@ -1,4 +1,4 @@
-//! Fits requests into what nodes have left, and prefers nodes with most left.
+//! Fits requests into the free resources of nodes, and prefers nodes with most left.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -59,7 +59,7 @@ struct ShapePoint {
     score: i64,
 }
 
-/// How free room becomes a score.
+/// The rule that turns free resources into a score.
 #[derive(Debug, Clone)]
 enum Strategy {
     LeastAllocated,

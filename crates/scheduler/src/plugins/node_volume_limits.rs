@@ -38,7 +38,7 @@ pub(super) fn new(args: &PluginArgs, handle: &Handle) -> Made {
 /// A volume by a name of its own, with its driver.
 type Volumes = BTreeMap<String, String>;
 
-/// How many volumes of each driver the node can have.
+/// The node's limit of volumes for each driver.
 fn limits(node: &CSINode) -> BTreeMap<&str, i64> {
     let drivers = node.spec.drivers.iter();
     drivers

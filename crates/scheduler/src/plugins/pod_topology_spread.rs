@@ -189,7 +189,7 @@ struct Counted {
     constraint: Arc<Constraint>,
     domains: Arc<HashMap<String, i64>>,
     changes: Vec<(String, i64)>,
-    /// How many domains have each count; the first is the least.
+    /// Number of domains with each count; the first is the least.
     histogram: BTreeMap<i64, usize>,
 }
 

@@ -66,7 +66,7 @@ struct VolumeBinding {
     nodes: Store<Node>,
     capacities: Store<CSIStorageCapacity>,
     assumed: Mutex<Assumed>,
-    /// Counts changes of claims and volumes, to wake those who wait for a binding.
+    /// Counts changes of claims and volumes, to wake callers that wait for a binding.
     changes: watch::Sender<u64>,
 }
 

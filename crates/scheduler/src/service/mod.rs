@@ -263,7 +263,7 @@ impl Scheduler {
         }
     }
 
-    /// Sets aside what the pod needs on its node, and binds it in the background.
+    /// Reserves the pod's resources on its node, and binds it in the background.
     fn place(self: &Arc<Self>, popped: Popped, mut placement: Placement, permit: OwnedSemaphorePermit) {
         debug!(pod = %popped.pod.key, node = placement.node, evaluated = placement.evaluated,
                feasible = placement.feasible, "found a node");

@@ -16,7 +16,7 @@ use crate::snapshot::PodInfo;
 /// An event's note is at most this long.
 const LONGEST_NOTE: usize = 1024;
 
-/// The message, cut to what an event can hold.
+/// The message, cut to the size of an event.
 fn note(message: &str) -> String {
     const SUFFIX: &str = " ...";
     if message.len() <= LONGEST_NOTE {

@@ -15,14 +15,14 @@ const FRAME: usize = 256 << 10;
 /// synchronisations never wait behind all of it.
 const SYNC_EVERY: u64 = 8 << 20;
 
-/// What a checkpoint holds.
+/// The contents of a checkpoint.
 #[derive(Debug)]
 pub(crate) struct Contents {
     pub snapshot: Snapshot,
     pub leases: Leases,
 }
 
-/// Writes a checkpoint to `path` and makes it durable. Answers its length. Gives up once `cancel` is set.
+/// Writes a checkpoint to `path` and makes it durable. Returns its length. Gives up once `cancel` is set.
 pub(crate) fn write(
     disk: &dyn Disk,
     path: &Path,
@@ -99,7 +99,7 @@ impl Sequential {
         Ok(())
     }
 
-    /// Writes what is left and makes everything durable. Answers the file's length.
+    /// Writes the rest and makes everything durable. Returns the file's length.
     fn finish(mut self) -> io::Result<u64> {
         let length = self.written + self.buffer.len() as u64;
         self.buffer.pad();

@@ -6,8 +6,9 @@
 
 use super::format::{FRAME_HEADER, FrameHeader, Salt};
 
-/// Tells whether the broken frame at the start of `rest` was once whole: one flipped bit explains the mismatch. What a cut
-/// leaves has such a checksum about once in 100,000 times for each block.
+/// Returns true if the broken frame at the start of `rest` was once whole: one flipped bit explains the
+/// mismatch. The remains of an interrupted write match by chance about once in 100,000 times for each
+/// block.
 pub(super) fn was_whole(rest: &[u8], salt: Salt) -> bool {
     let Some((header, _)) = rest.split_at_checked(FRAME_HEADER) else { return false };
     // The magic number and the length decide how much is read: every way to mend them is tried.
@@ -31,8 +32,9 @@ fn frame<'a>(header: &[u8], rest: &'a [u8], salt: Salt) -> Option<(FrameHeader, 
     Some((header, rest.get(FRAME_HEADER..FRAME_HEADER.checked_add(header.length)?)?))
 }
 
-/// Tells whether one flipped bit, in the checksum itself or in one of the `length` bytes that it covers last, changes a
-/// CRC-32 by `mismatch`. The checksum is linear: the change depends on the place of the bit alone.
+/// Returns true if one flipped bit, in the checksum itself or in one of the `length` bytes that it covers
+/// last, changes a CRC-32 by `mismatch`. The checksum is linear: the change depends on the place of the bit
+/// alone.
 fn is_one_bit(mismatch: u32, length: usize) -> bool {
     if mismatch.count_ones() == 1 {
         return true;
@@ -50,7 +52,7 @@ fn is_one_bit(mismatch: u32, length: usize) -> bool {
     false
 }
 
-/// What each byte adds to a CRC-32, reflected, polynomial 0x04C11DB7.
+/// The contribution of each byte to a CRC-32, reflected, polynomial 0x04C11DB7.
 fn table() -> [u32; 256] {
     std::array::from_fn(|byte| {
         (0..8).fold(byte as u32, |value, _| (value >> 1) ^ if value & 1 == 1 { 0xEDB8_8320 } else { 0 })

@@ -7,8 +7,8 @@ use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
-/// What is written past the page cache begins and ends at a multiple of this, in the file and in memory. No device
-/// of today asks for more.
+/// Alignment of direct writes, in the file and in memory: each begins and ends at a multiple of this. No
+/// current device requires more.
 pub(crate) const BLOCK: usize = 4096;
 
 /// Opens files for writing.
@@ -54,12 +54,12 @@ struct Zeros([u8; ROOM]);
 #[derive(Debug, Default)]
 pub(crate) struct Blocks {
     bytes: Vec<u8>,
-    /// Where they begin; what is before only moves them there.
+    /// The offset at which the blocks begin; the bytes before it are padding for the alignment.
     start: usize,
 }
 
 impl Blocks {
-    /// Empties it, with room for about so many bytes.
+    /// Empties the buffer and reserves room for about `size` bytes.
     pub fn clear(&mut self, size: usize) {
         self.bytes.clear();
         self.bytes.reserve(size + 2 * BLOCK);
@@ -67,12 +67,13 @@ impl Blocks {
         self.bytes.resize(self.start, 0);
     }
 
-    /// Appends what `put` writes; it is told where in its memory the blocks begin, and leaves what is there alone.
+    /// Lets `put` append to the buffer. It receives the offset at which the blocks begin and must not
+    /// change earlier bytes.
     pub fn put(&mut self, put: impl FnOnce(&mut Vec<u8>, usize)) {
         put(&mut self.bytes, self.start);
     }
 
-    /// How many bytes it holds.
+    /// Number of bytes in the buffer.
     pub fn len(&self) -> usize {
         self.bytes.len() - self.start
     }

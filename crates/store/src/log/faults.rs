@@ -1,4 +1,4 @@
-//! What the store does when the disk does not do what it should.
+//! Tests of the store on a disk that fails.
 
 mod blocks;
 
@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// What is wrong with the disk at the moment.
+/// The faults that the disk shows now.
 #[derive(Debug, Default)]
 struct Plan {
     /// A write puts down this many bytes and then fails with this error.
@@ -29,7 +29,7 @@ struct Plan {
     synced: HashMap<u64, u64>,
     fill: Option<i32>,
     writes: usize,
-    /// What was written past the page cache, from where to where.
+    /// The ranges written with direct I/O: file, start, end.
     blocks: Vec<(PathBuf, u64, u64)>,
     /// Checkpoints cannot even be begun.
     no_checkpoints: bool,
@@ -206,7 +206,7 @@ async fn after_a_failed_synchronisation_it_does_not_pretend() {
     assert_eq!(value(&store, "a").as_deref(), Some("1"), "readers go on");
     drop(store);
     assert_eq!(disk.writes(), writes, "not one byte behind what nobody knows");
-    // What was not confirmed may or may not be there; what was is.
+    // Unconfirmed writes may or may not be there; confirmed ones are.
     let store = open(&disk, dir.path(), options()).unwrap();
     assert!(["1", "2"].contains(&value(&store, "a").unwrap().as_str()));
     store.commit(put("a", "4")).await.unwrap();
@@ -283,7 +283,7 @@ async fn revisions_of_lost_heartbeats_are_not_used_again() {
     for file in std::fs::read_dir(dir.path()).unwrap().flatten() {
         std::fs::copy(file.path(), copy.path().join(file.file_name())).unwrap();
     }
-    // The copy is what a power loss would have left.
+    // The copy is the state after a power loss.
     let after = open(&FaultyDisk::default(), copy.path(), options()).unwrap();
     assert_eq!(value(&after, "beat").as_deref(), Some("0"));
     assert!(after.snapshot().revision() > shown);
@@ -366,7 +366,7 @@ async fn a_check_tells_whether_changes_are_taken() {
     assert_eq!(store.check().await, Ok(()));
     disk.set(|p| p.write = Some((0, libc::ENOSPC)));
     assert!(store.commit(put("a", "1")).await.is_err());
-    // The real disk has room, which is what the check tries.
+    // The real disk has room, and the check tries that disk.
     assert_eq!(store.check().await, Ok(()));
     std::fs::create_dir(dir.path().join("probe")).unwrap();
     assert!(matches!(store.check().await, Err(StoreError::Write(_))));
@@ -434,7 +434,7 @@ async fn a_value_that_looks_like_a_frame_is_only_a_value() {
     let store = open(&FaultyDisk::default(), dir.path(), options()).unwrap();
     store.commit(put("a", "1")).await.unwrap();
     let log = super::log_path(dir.path(), 0);
-    // What a client could know of the format: a frame as an earlier file had it.
+    // The most that a client could know of the format: a frame of an earlier file.
     let frame = std::fs::read(&log).unwrap()[super::format::HEADER..].to_vec();
     let txn = Txn::default().then(Op::put(Key::from("b"), Bytes::from(frame)));
     drop(store);
@@ -463,12 +463,12 @@ async fn room_is_made_ahead_and_is_not_taken_for_data() {
     let running = std::fs::read(&log).unwrap();
     assert!(running.len() > 10_000, "{}", running.len());
 
-    // As a crash leaves it: the zeros are nothing, and nothing to be told.
+    // The state after a crash: trailing zeros are no data, and opening reports no damage.
     let copy = tempfile::tempdir().unwrap();
     std::fs::write(copy.path().join(log.file_name().unwrap()), &running).unwrap();
     let recovered = super::recover(copy.path(), HistoryLimits::default()).unwrap();
     assert_eq!((recovered.revision.0, recovered.torn), (3, 0));
-    // A flipped bit in what was acknowledged is still found, as long as something intact follows.
+    // A flipped bit in acknowledged data is still found, as long as something intact follows.
     let mut damaged = running.clone();
     damaged[30] ^= 1;
     std::fs::write(copy.path().join(log.file_name().unwrap()), &damaged).unwrap();
@@ -521,7 +521,7 @@ async fn an_old_log_is_written_over_and_what_is_left_of_it_is_nothing() {
     let end = recovered.log_length as usize;
     assert_eq!((recovered.revision.0, recovered.torn), (63, 0));
 
-    // A write that was cut off is told, wherever it ended.
+    // The store reports an interrupted write, wherever it ended.
     store.commit(last(3)).await.unwrap();
     let frame = std::fs::read(&log).unwrap()[end..].to_vec();
     for cut in [4, 12, 50, 130] {
@@ -549,7 +549,7 @@ async fn an_old_log_is_written_over_and_what_is_left_of_it_is_nothing() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// The power goes: of what was not synchronised any part may be there, or something else.
+    /// The power goes: of unsynchronised data any part may be there, or something else.
     #[test]
     fn a_power_loss_keeps_what_was_acknowledged(
         commits in 1..120usize,
@@ -591,7 +591,7 @@ proptest! {
                 left.extend_from_slice(&garbage);
             }
             if ahead > 0 && path.ends_with(last_log(dir.path())) {
-                // The room that was made ahead stays, be it zeros or what an older log has left.
+                // The room that was made ahead stays, be it zeros or the remains of an older log.
                 left.extend_from_slice(bytes.get(left.len()..).unwrap_or_default());
             }
             std::fs::write(&path, left).unwrap();

@@ -1,7 +1,7 @@
 //! The bytes on disk.
 //!
 //! A file is a 20-byte header (magic, format version u16, flags u16, salt, crc32 of these) followed by frames. In a log,
-//! a frame is what one synchronisation made durable:
+//! a frame is the data that one synchronisation made durable:
 //!
 //! ```text
 //! magic u32 | length u32 | crc32 u32 (of salt, length and payload) | payload
@@ -13,7 +13,8 @@
 //! more that only says that everything before it is durable; the next frame overwrites it. The salt is
 //! chosen anew for every file and is part of magic and checksum, so that no value a client stores can look like a
 //! frame, nor like many that have to be looked into. A log may be written over an older one, whose blocks the file
-//! system then need not find again; what is left of that one behind the last frame has other salts and is nothing.
+//! system then need not find again; the remains of that one behind the last frame have other salts and are
+//! ignored.
 //!
 //! In a file of blocks, header and frames begin at multiples of 4096 bytes, so that they can be written past the page
 //! cache and no block that was acknowledged is ever written again. Behind the header there are zeros; zeros at the end
@@ -34,10 +35,10 @@ const VERSION: u16 = 3;
 const REUSED: u16 = 1;
 /// Header and frames are whole blocks.
 const BLOCKS: u16 = 2;
-/// No frame is longer: bounds what a damaged length can make us read.
+/// No frame is longer: limits the read for a damaged length.
 pub(crate) const MAX_FRAME: usize = 1 << 30;
 
-/// What a file is for.
+/// The purpose of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FileKind {
     Log,
@@ -71,7 +72,7 @@ impl Salt {
     }
 }
 
-/// How a file begins.
+/// The header of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Header {
     pub salt: Salt,
@@ -120,7 +121,7 @@ pub(crate) fn check_header(bytes: &[u8], kind: FileKind) -> Result<Header, Strin
     Ok(Header { salt, reused: flags & REUSED != 0, blocks: flags & BLOCKS != 0 })
 }
 
-/// Appends a frame around what `payload` writes that fills whole blocks; `out` has had whole blocks since `base`.
+/// Appends a frame around the payload that fills whole blocks; `out` has had whole blocks since `base`.
 pub(crate) fn put_blocks(out: &mut Vec<u8>, base: usize, salt: Salt, payload: impl FnOnce(&mut Vec<u8>)) {
     put_frame(out, salt, |out| {
         payload(out);
@@ -129,7 +130,7 @@ pub(crate) fn put_blocks(out: &mut Vec<u8>, base: usize, salt: Salt, payload: im
     });
 }
 
-/// Appends a frame around what `payload` writes.
+/// Appends a frame around the payload.
 pub(crate) fn put_frame(out: &mut Vec<u8>, salt: Salt, payload: impl FnOnce(&mut Vec<u8>)) {
     let start = out.len();
     out.extend_from_slice(&[0; FRAME_HEADER]);
@@ -137,7 +138,7 @@ pub(crate) fn put_frame(out: &mut Vec<u8>, salt: Salt, payload: impl FnOnce(&mut
     seal(out, start, salt);
 }
 
-/// Makes a frame of what was written behind the room for its header at `start`.
+/// Makes a frame of the bytes behind the room for its header at `start`.
 pub(crate) fn seal(out: &mut [u8], start: usize, salt: Salt) {
     let length = (out.len() - start - FRAME_HEADER) as u32;
     out[start..start + 4].copy_from_slice(&salt.magic());
@@ -154,7 +155,7 @@ fn checksum(salt: Salt, length: u32, payload: &[u8]) -> u32 {
     hasher.finalize()
 }
 
-/// The beginning of a frame: how long its payload is and what it has to add up to.
+/// The header of a frame: the length and the checksum of its payload.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FrameHeader {
     pub length: usize,
@@ -172,19 +173,19 @@ impl FrameHeader {
         self.mismatch(salt, payload) == 0
     }
 
-    /// The bits in which the checksum differs from what the payload adds up to.
+    /// The bits in which the stored checksum differs from the payload's.
     pub fn mismatch(&self, salt: Salt, payload: &[u8]) -> u32 {
         checksum(salt, self.length as u32, payload) ^ self.crc
     }
 }
 
-/// Whether a frame begins here, be it broken.
+/// Returns true if a frame begins here, even a broken one.
 pub(crate) fn begins_frame(bytes: &[u8], salt: Salt) -> bool {
     bytes.starts_with(&salt.magic())
 }
 
-/// Whether a whole, intact frame starts anywhere in `bytes` behind the first place where one can: at every block, or
-/// at every byte.
+/// Returns true if a whole, intact frame starts in `bytes` after position 0. Candidates are the starts of
+/// blocks, or every byte for a file without blocks.
 pub(crate) fn contains_frame(bytes: &[u8], salt: Salt, blocks: bool) -> bool {
     let step = if blocks { BLOCK } else { 1 };
     (step..bytes.len()).step_by(step).filter(|at| begins_frame(&bytes[*at..], salt)).any(|at| {
@@ -195,12 +196,13 @@ pub(crate) fn contains_frame(bytes: &[u8], salt: Salt, blocks: bool) -> bool {
     })
 }
 
-/// Whether only the zeros are left that fill a frame's last block. No item begins with so many.
+/// Returns true if only the zeros that fill a frame's last block are left. No item begins with
+/// `ITEM_HEADER` zeros.
 pub(crate) fn is_padding(payload: &[u8]) -> bool {
     payload.iter().take(ITEM_HEADER).all(|byte| *byte == 0)
 }
 
-/// What happened to a lease.
+/// A change of a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LeaseRecord {
     /// Made, or renewed.
@@ -228,7 +230,7 @@ pub(crate) struct Record {
     pub leases: Vec<LeaseRecord>,
 }
 
-/// What a frame of the log is made of.
+/// An item of a frame in the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Item {
     Record(Record),

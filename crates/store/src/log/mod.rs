@@ -1,14 +1,17 @@
 //! The embedded backend: a checkpoint of everything and a log of what happened since.
 //!
-//! `checkpoint-<n>` holds every key as it was when `log-<n>` was begun; `log-<n>`, `log-<n+1>`, ... hold what came
-//! after. Appending is one write and one fdatasync for all transactions that waited. When the log has outgrown
+//! `checkpoint-<n>` holds every key as it was when `log-<n>` was begun; `log-<n>`, `log-<n+1>`, ... hold
+//! the later changes. Appending is one write and one fdatasync for all transactions that waited. When the
+//! log has outgrown
 //! the data, the writer begins the next log and goes on; meanwhile a thread writes the checkpoint that belongs
-//! to it from a snapshot, makes it durable under its name, and only then removes what came before: a crash at
+//! to it from a snapshot, makes it durable under its name, and only then removes the earlier files: a crash
+//! at
 //! any instant leaves one whole chain. Every byte appended costs at most one byte of checkpoint.
 //!
-//! A log that is no longer needed becomes `spare`, and the next log is written over it: to synchronise blocks that have
-//! been written before takes the file system half the time. Whole blocks are written, past the page cache. What a log
-//! did not use of its file stays behind its end; the next one begins with where that was.
+//! A log that is no longer needed becomes `spare`, and the next log is written over it: to synchronise
+//! blocks that have been written before takes the file system half the time. The log writes whole blocks
+//! with direct I/O. The unused rest of the older file stays behind the end of the new log; each log begins
+//! with the byte at which its predecessor ended.
 
 pub(crate) mod checkpoint;
 mod damage;
@@ -40,7 +43,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// A file that is not what was written.
+/// A file with other contents than were written.
 #[derive(Debug, thiserror::Error)]
 #[error("{} is damaged at byte {offset}: {problem}. Restore a snapshot; if this is the last log, `ferrite store repair` can drop what is damaged", .path.display())]
 pub struct CorruptError {
@@ -75,7 +78,7 @@ impl Default for LogOptions {
 pub(crate) enum AppendError {
     /// The file is as it was before: the batch can be given up and others may follow.
     Undone(io::Error),
-    /// Nobody knows what is on the disk.
+    /// The state of the disk is unknown.
     Unknown(io::Error),
 }
 
@@ -94,8 +97,8 @@ struct Deferred {
     since: Option<Instant>,
 }
 
-/// Transactions as the log keeps them, behind room for the header of a frame, and the revision of the last. Those who
-/// make them write them down, while the disk is busy with those before.
+/// Transactions in the log's format, behind room for the header of a frame, and the revision of the last.
+/// Their callers encode them, while the disk is busy with earlier ones.
 #[derive(Debug)]
 pub(crate) struct Records(Blocks, Option<Revision>);
 
@@ -139,7 +142,7 @@ pub(crate) struct Log {
     /// Frames are whole blocks.
     blocks: bool,
     length: u64,
-    /// How long the file is: zeros follow what was written, or what an older log has left.
+    /// Length of the file. Behind the written part are zeros, or the remains of an older log.
     allocated: u64,
     checkpoint_length: u64,
     buffer: Blocks,
@@ -192,7 +195,7 @@ impl Log {
         let sequence = recovered.last_log;
         let path = log_path(dir, sequence);
         let file = disk.open(&path, false).map_err(io)?;
-        // What lies behind the last whole frame was never acknowledged, as far as can be told.
+        // The bytes behind the last whole frame were never acknowledged, as far as we can know.
         keep_torn(dir, &path, &recovered).map_err(io)?;
         file.set_len(recovered.log_length).map_err(io)?;
         let mut log = Self {
@@ -208,7 +211,7 @@ impl Log {
             checkpoint_length: recovered.checkpoint_length,
             buffer: Blocks::default(),
             deferred: Deferred::default(),
-            // What had been reserved is used up: the revision has been moved past it.
+            // The reserved revisions are used up: recovery has moved the revision past them.
             reserved: Revision(0),
             unconfirmed: Some(Instant::now()),
             checkpointing: None,
@@ -234,7 +237,7 @@ impl Log {
         &self.dir
     }
 
-    /// Whether changes up to `revision` may be shown before they are written.
+    /// Returns true if readers may see changes up to `revision` before they are written.
     pub fn may_defer(&self, revision: Revision) -> bool {
         revision <= self.reserved && self.deferred.records.len() < MAX_DEFERRED
     }
@@ -246,12 +249,13 @@ impl Log {
         self.deferred.since.get_or_insert(now);
     }
 
-    /// When what was deferred has to be written.
+    /// The time at which deferred records have to be written.
     pub fn flush_at(&self) -> Option<Instant> {
         self.deferred.since.map(|since| since + self.options.relaxed_window)
     }
 
-    /// Gives what could not be written another window: with a full disk there is nothing better to do.
+    /// Gives records that could not be written another window: with a full disk there is nothing better to
+    /// do.
     pub fn postpone(&mut self, now: Instant) {
         self.deferred.since = self.deferred.since.map(|_| now);
     }
@@ -260,8 +264,8 @@ impl Log {
         !self.deferred.records.is_empty()
     }
 
-    /// Writes what was deferred and `records` as one frame and waits until it is durable. With `reserve`, relaxed
-    /// changes may follow it without a write of their own.
+    /// Writes the deferred records and `records` as one frame and waits until it is durable. With
+    /// `reserve`, relaxed changes may follow it without a write of their own.
     pub fn append(&mut self, records: &mut Records, reserve: bool) -> Result<(), AppendError> {
         let last = records.1.or(self.deferred.last);
         let reserved =
@@ -294,8 +298,8 @@ impl Log {
         self.write_buffer()
     }
 
-    /// Makes room for what is about to be written, and for more. Failing is no harm: writing makes the file longer
-    /// as well, and tells when there is no space.
+    /// Extends the file for the next writes and more. A failure is harmless: writing extends the file as
+    /// well, and reports a full disk.
     fn make_room(&mut self) {
         let end = self.length + self.buffer.len() as u64;
         if self.options.ahead == 0 || end <= self.allocated {
@@ -306,12 +310,12 @@ impl Log {
         self.allocated = end + ahead;
         if let Err(error) = filled {
             tracing::debug!(%error, "no room was made ahead for the log");
-            // Nobody knows how far it got. If this fails too, what is there is room all the same.
+            // It is unknown how far it got. If this fails too, the bytes there are still only room.
             let _ = self.give_room_back();
         }
     }
 
-    /// Cuts off what was allocated and not written.
+    /// Cuts off space that was allocated and not written.
     fn give_room_back(&mut self) -> io::Result<()> {
         if self.allocated > self.length {
             self.file.set_len(self.length)?;
@@ -376,7 +380,7 @@ impl Log {
         }
     }
 
-    /// Cuts off what a failed write may have left.
+    /// Cuts off the remains of a failed write.
     fn take_back(&mut self, error: io::Error) -> AppendError {
         // The disk may be full, and this takes room that is not needed.
         remove_spare(&self.dir);
@@ -387,7 +391,7 @@ impl Log {
         }
     }
 
-    /// Writes what was deferred and gives back the revisions that were reserved and not used.
+    /// Writes the deferred records and gives back the revisions that were reserved and not used.
     pub fn close(&mut self, revision: Revision) -> Result<(), AppendError> {
         if self.has_deferred() || self.reserved > revision {
             self.buffer.clear(self.deferred.records.len());
@@ -409,7 +413,7 @@ impl Log {
         Ok(())
     }
 
-    /// Whether the log has outgrown the data.
+    /// Returns true if the log has become larger than its limit.
     pub fn checkpoint_due(&mut self) -> bool {
         if self.checkpointing.as_ref().is_some_and(|c| c.thread.is_finished()) {
             self.finish_checkpoint();
@@ -422,7 +426,7 @@ impl Log {
         self.checkpointing.is_none() && self.length >= limit
     }
 
-    /// How long a log may become before a checkpoint is due.
+    /// Length of the log at which a checkpoint is due.
     fn limit(&self) -> u64 {
         self.options.min_log.max(self.options.max_ratio.saturating_mul(self.checkpoint_length))
     }
@@ -484,7 +488,7 @@ impl Log {
             }
         });
         let length = self.buffer.len() as u64;
-        // What was needed once, by a store that was larger, is not kept for ever.
+        // A store that has shrunk does not keep the file size that it once needed.
         let most = self.limit().saturating_mul(2).saturating_add(self.options.ahead);
         let bytes = self.buffer.as_slice();
         let made = (|| {
@@ -546,7 +550,7 @@ impl Drop for Log {
     }
 }
 
-/// Writes `checkpoint-<sequence>` and removes what it makes superfluous.
+/// Writes `checkpoint-<sequence>` and removes the files that it makes superfluous.
 pub(crate) fn write_checkpoint(
     disk: &dyn Disk,
     dir: &Path,
@@ -562,7 +566,7 @@ pub(crate) fn write_checkpoint(
     });
     match written {
         Ok(_) => remove_before(dir, sequence),
-        // What is left of it would only take room.
+        // The unfinished file would only take up space.
         Err(_) => drop(std::fs::remove_file(&temporary)),
     }
     written
@@ -633,13 +637,14 @@ fn numbered(dir: &Path, prefix: &str) -> io::Result<Vec<u64>> {
     Ok(numbers)
 }
 
-/// Bytes behind the end of a log that were dropped, for who wants to look into them. So many files are kept.
+/// Prefix of the files that keep bytes cut off behind the end of a log, for later analysis. The newest
+/// `TORN_KEPT` are kept.
 const TORN: &str = "torn-";
 const TORN_KEPT: usize = 3;
 /// No batch is larger by much.
 const MOST_TORN: u64 = 64 << 20;
 
-/// Copies what is about to be cut off the last log, and tells of it.
+/// Copies the bytes that are about to be cut off the last log, and logs a warning.
 fn keep_torn(dir: &Path, log: &Path, recovered: &Recovered) -> io::Result<()> {
     if recovered.torn == 0 {
         return Ok(());
@@ -672,7 +677,8 @@ fn remove_spare(dir: &Path) {
     let _ = std::fs::remove_file(dir.join(SPARE));
 }
 
-/// Removes what a newer checkpoint made superfluous, but for one log. Failing is harmless: the next open tries again.
+/// Removes files that a newer checkpoint made superfluous, but for one log. Failing is harmless: the next
+/// open tries again.
 fn remove_before(dir: &Path, sequence: u64) {
     let _ = std::fs::remove_file(dir.join("checkpoint.tmp"));
     if let Some(old) = numbered(dir, "log-").unwrap_or_default().into_iter().rfind(|n| *n < sequence) {

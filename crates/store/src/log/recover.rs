@@ -1,4 +1,4 @@
-//! Reading back what is on disk. Changes nothing, so it also serves to look at a store another process holds.
+//! Reads the files on disk. Changes nothing, so it can also read a store that another process holds.
 
 use super::damage;
 use super::disk::BLOCK;
@@ -18,7 +18,7 @@ use std::io::{self, BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// What the files held.
+/// The state read from the files.
 #[derive(Debug)]
 pub(crate) struct Recovered {
     pub map: Map,
@@ -81,7 +81,7 @@ pub(crate) fn recover(dir: &Path, limits: HistoryLimits) -> Result<Recovered, Op
     let last = logs.last().copied();
     recovered.last_log = last.unwrap_or(first);
     let mut reserved = Revision(0);
-    // The chain has no holes: a missing part would silently undo what it held.
+    // The chain has no holes: a missing part would silently undo its changes.
     let mut before = None;
     for (expected, found) in (first..).zip(&logs) {
         if expected != *found {
@@ -97,8 +97,8 @@ pub(crate) fn recover(dir: &Path, limits: HistoryLimits) -> Result<Recovered, Op
         return Err(corrupt(&log_path(dir, first), 0, problem).into());
     }
     if reserved > recovered.revision {
-        // Readers may have seen changes up to here that did not reach the disk. Their revisions are not used
-        // again, and who has seen one has to list anew.
+        // Readers may have seen changes up to here that did not reach the disk. Their revisions are not
+        // used again, and a reader that has seen one has to list anew.
         tracing::info!(
             written = recovered.revision.0,
             next = reserved.0 + 1,
@@ -132,7 +132,7 @@ struct Frames<'a> {
     header: Header,
 }
 
-/// What comes next in a file.
+/// The next part of a file.
 enum Next {
     Frame(Bytes),
     /// Not a whole, intact frame.
@@ -140,9 +140,9 @@ enum Next {
     End,
 }
 
-/// What is behind the last whole frame of a log.
+/// The kind of data behind the last whole frame of a log.
 enum Rest {
-    /// Made ahead and never written: zeros, or what is left of the log this one is written over.
+    /// Made ahead and never written: zeros, or the remains of the log this one is written over.
     Room,
     /// A write that was cut off.
     CutOff,
@@ -186,7 +186,7 @@ impl<'a> Frames<'a> {
     fn next(&mut self) -> Result<Next, OpenError> {
         match self.read()? {
             Next::Broken => {
-                // Somebody may be writing to the file: what was read ahead into the buffer is the past.
+                // Another process may be writing to the file: the buffer may hold outdated data.
                 self.file.seek(SeekFrom::Start(self.at)).map_err(|e| self.io(e))?;
                 self.read()
             }
@@ -217,7 +217,7 @@ impl<'a> Frames<'a> {
         Ok(Next::Frame(payload.into()))
     }
 
-    /// What is behind the last whole frame.
+    /// Classifies the data behind the last whole frame.
     fn rest(&self) -> Result<Rest, OpenError> {
         let mut rest = vec![0; (self.length - self.at) as usize];
         std::os::unix::fs::FileExt::read_exact_at(self.file.get_ref(), &mut rest, self.at)
@@ -276,7 +276,7 @@ fn read_checkpoint(path: &Path, into: &mut Recovered) -> Result<(), OpenError> {
     Ok(())
 }
 
-/// How a log ended.
+/// The way a log ends.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum End {
     /// With its last frame.
@@ -368,7 +368,7 @@ fn replay(
                     into.torn = frames.length - frames.at;
                     break (End::Room, data_ends);
                 }
-                // The next one tells whether it had to end here. If so, it does not matter what is behind.
+                // The next log records if this one had to end here. If so, the bytes behind do not matter.
                 Rest::Room | Rest::CutOff if frames.header.blocks => break (End::Room, data_ends),
                 _ => return Err(corrupt(path, frames.at, "the checksum of a batch does not match").into()),
             },

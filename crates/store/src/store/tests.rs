@@ -223,7 +223,7 @@ async fn a_lease_renewed_in_time_is_not_ended() {
         .unwrap();
     let end =
         async |now| store.run(0, |head, changes| Ok(((), head.expire(id, now, changes)?))).await.unwrap().1;
-    // Whoever saw that it ends at 100 comes after somebody who renewed it.
+    // A caller that saw the expiry at 100 comes after another that renewed the lease.
     store.renew(id, |ttl| 100 + ttl).await.unwrap();
     assert_eq!(end(100).await, Outcome::Committed { revision: Revision(1) });
     assert_eq!(value(&store.snapshot(), "a").as_deref(), Some("1"));

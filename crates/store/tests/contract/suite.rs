@@ -1,4 +1,4 @@
-//! What every store has to do, whatever it stands on. Takes a store that nobody else writes to.
+//! Contract that every store must fulfil, whatever its backend. Takes a store that nobody else writes to.
 
 use bytes::Bytes;
 use ferrite_store::{Compare, Entry, Key, Op, Outcome, Revision, Snapshot, Store, StoreError, Txn, WatchEnd};
@@ -57,7 +57,7 @@ pub fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 1..60)
 }
 
-/// What a key holds according to the model: value, created, modified, version.
+/// A key's entry in the model: value, created, modified, version.
 type Row = (u8, u64, u64, u64);
 
 /// The simplest store there could be: a copy of everything for each revision.
@@ -191,7 +191,8 @@ pub async fn agrees_with_the_model(mut store: Store, steps: &[Step], mut reopen:
     }
     let current = model.revision();
     assert_eq!(store.snapshot().revision().0, current);
-    // A store that was opened again may remember more or less than the model: what it says has to be right.
+    // A store that was opened again may remember more or less than the model: the data that it returns has
+    // to be right.
     for revision in model.base..=current {
         match store.snapshot_at(Revision(revision)) {
             Ok(past) => {
@@ -217,7 +218,7 @@ fn change(change: &ferrite_store::Change) -> (u64, u8, Option<Row>, Option<Row>)
     (change.revision.0, number(&change.key), change.entry.as_ref().map(row), previous)
 }
 
-/// What one client did and saw, with the ticks at which it asked and was answered.
+/// One operation of a client and its result, with the ticks of the request and the response.
 #[derive(Debug)]
 struct Seen {
     asked: u64,
@@ -303,7 +304,7 @@ pub async fn concurrent_swaps_are_linearizable(store: Arc<Store>, clients: usize
             Kind::Swapped { .. } => {}
         }
     }
-    // Who asked after somebody was answered sees at least what that one saw.
+    // A request made after a response sees at least the revision of that response.
     let revision = |seen: &Seen| match seen.kind {
         Kind::Swapped { to, .. } => to,
         Kind::Refused { at, .. } | Kind::Read { at, .. } => at,
@@ -322,7 +323,7 @@ pub async fn concurrent_swaps_are_linearizable(store: Arc<Store>, clients: usize
     }
 }
 
-/// A watch that waits sees every change of its prefix once, in order, with what was there before.
+/// A watch that waits sees every change of its prefix once, in order, with the entry before it.
 pub async fn a_watch_sees_everything_in_order(store: Arc<Store>, writers: usize, each: usize) {
     let start = store.snapshot().revision();
     let mut watch = store.watch(PREFIX.as_bytes(), start).unwrap();

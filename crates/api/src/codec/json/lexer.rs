@@ -10,7 +10,7 @@ pub(super) struct Lexer<'a> {
     at: usize,
 }
 
-/// What the next value is, by its first byte.
+/// The type of the next value, by its first byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Shape {
     Null,
@@ -145,8 +145,8 @@ impl<'a> Lexer<'a> {
         if self.at == start { Err(self.unexpected(context)) } else { Ok(()) }
     }
 
-    /// A string; bytes that are not UTF-8 become the replacement character, as in Go. It is copied only where it
-    /// differs from what is written.
+    /// A string; bytes that are not UTF-8 become the replacement character, as in Go. It is copied only if
+    /// it differs from the input.
     pub(super) fn string(&mut self) -> Result<Cow<'a, str>, Fault> {
         self.at += 1;
         let mut text = self.plain();
@@ -167,7 +167,7 @@ impl<'a> Lexer<'a> {
         }
     }
 
-    /// What is left of a string up to its end, the next escape or what may not stand in it.
+    /// The rest of a string up to its end, the next escape or the next forbidden character.
     fn plain(&mut self) -> Cow<'a, str> {
         let rest = self.bytes.get(self.at..).unwrap_or_default();
         let length = rest.iter().position(|b| matches!(b, b'"' | b'\\' | 0..0x20)).unwrap_or(rest.len());

@@ -16,7 +16,7 @@ use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fmt::Write as _;
 
-/// What is wrong, behind a pointer: every level hands it up, and there is seldom one.
+/// An error, boxed: every level of decoding returns it, and it is rare.
 type Fault = Box<DecodeError>;
 
 impl From<Fault> for DecodeError {
@@ -183,7 +183,8 @@ impl<'a> Decoder<'a> {
         Fault::new(DecodeError::Mismatch { found: found.into(), place, expected: expected.into() })
     }
 
-    /// A value of `kind`; `None` for null. `go` is the type as Go prints it, where the kind does not tell.
+    /// A value of `kind`; `None` for null. `go` is the type as Go prints it, if the kind alone does not
+    /// determine it.
     fn value(&mut self, kind: &Kind, go: &str, depth: usize) -> Result<Option<Value>, Fault> {
         if depth > MAX_DEPTH {
             return Err(Fault::new(DecodeError::TooDeep));
@@ -460,7 +461,7 @@ fn text(kind: &Kind, text: Cow<'_, str>) -> Result<Value, Fault> {
     }))
 }
 
-/// What null stands for inside a list or map.
+/// The value that null stands for inside a list or map.
 fn zero(kind: &Kind) -> Value {
     match kind {
         Kind::String | Kind::Bytes => "".into(),

@@ -60,8 +60,8 @@ fn words_errors_as_upstream() {
             r#"{"spec":{"overhead":{"cpu":"1x"}}}"#,
             "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'",
         ),
-        // A text that its type cannot read counts more than a value of the wrong type before it, and what is no JSON
-        // counts more than both.
+        // A text that its type cannot read takes precedence over an earlier value of the wrong type, and
+        // invalid JSON takes precedence over both.
         (
             r#"{"spec":{"priority":"x","overhead":{"cpu":"1x"},"hostname":1}}"#,
             "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'",
@@ -136,7 +136,8 @@ proptest::proptest! {
     }
 }
 
-/// Go's names of types: the declared ones, embedded structs on the way, and what custom decoders complain of.
+/// Go's names of types: the declared ones, embedded structs on the way, and the names in errors of custom
+/// decoders.
 #[test]
 fn type_errors_name_the_types_of_go() {
     for (api_version, kind, body, message) in [

@@ -44,7 +44,7 @@ impl<'a> Content<'a> {
         }
     }
 
-    /// Strings need not be UTF-8 in Go; what is not becomes the replacement character, as in its JSON.
+    /// Strings need not be UTF-8 in Go; invalid bytes become the replacement character, as in its JSON.
     pub(super) fn text(self, field: &'static str) -> Result<String, DecodeError> {
         Ok(String::from_utf8_lossy(self.bytes(field)?).into_owned())
     }

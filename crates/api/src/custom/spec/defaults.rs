@@ -7,7 +7,7 @@ use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::flag;
 use ferrite_json::Value;
 
-/// What is wrong with the defaults of a schema that is structural.
+/// The errors in the defaults of a structural schema.
 pub(super) fn validate(schema: &Value, path: &Path) -> FieldErrors {
     let mut errors = Vec::new();
     walk(schema, true, false, path, &mut errors);

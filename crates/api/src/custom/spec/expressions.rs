@@ -1,4 +1,4 @@
-//! Rules in CEL: they compile, and what they may cost stays within upstream's limits.
+//! Rules in CEL: they must compile, and their estimated cost must stay within upstream's limits.
 
 use crate::custom::rules::ENVIRONMENT;
 use crate::field::{FieldError, FieldErrors, Path};
@@ -21,7 +21,7 @@ pub(super) struct Place<'a> {
     pub(super) unchanged: bool,
 }
 
-/// What the rules of a schema cost together.
+/// The cost of all rules of a schema together.
 #[derive(Default)]
 pub(super) struct TotalCost {
     total: u64,
@@ -81,7 +81,7 @@ fn shown(rule: &Value) -> String {
     )
 }
 
-/// What is wrong with the rules at a node whose schema is good.
+/// The errors in the rules at a node whose schema is good.
 pub(super) fn validate(schema: &Value, path: &Path, place: &Place<'_>, total: &mut TotalCost) -> FieldErrors {
     let rules_path = path.child("x-kubernetes-validations");
     let internal = |why: String| vec![FieldError::internal(&rules_path, why)];

@@ -84,7 +84,7 @@ fn tokens(path: &str) -> Vec<&str> {
     tokens
 }
 
-/// What is wrong with the selectable fields of a version.
+/// The errors in the selectable fields of a version.
 pub fn validate_selectable(fields: &[Value], schema: &Value, path: &Path) -> FieldErrors {
     if !fields.is_empty() && schema.is_null() {
         return vec![FieldError::invalid(path, "", "may only be set when validations.schema is included")];

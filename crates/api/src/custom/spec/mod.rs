@@ -39,7 +39,8 @@ const ROOT_MEMBERS: &[&str] = &[
     "x-kubernetes-validations",
 ];
 
-/// What is wrong with a schema. `path` ends in `openAPIV3Schema`; `unchanged` schemas keep rules that cost too much.
+/// The errors of a schema. `path` ends in `openAPIV3Schema`; `unchanged` schemas keep rules that cost too
+/// much.
 pub fn validate_schema(schema: &Value, path: &Path, has_status: bool, unchanged: bool) -> FieldErrors {
     let mut errors = Vec::new();
     if has_status {

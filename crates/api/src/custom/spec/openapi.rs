@@ -11,16 +11,16 @@ const META: &[&str] = &["metadata", "kind", "apiVersion"];
 const REASONS: &[&str] =
     &["FieldValueDuplicate", "FieldValueForbidden", "FieldValueInvalid", "FieldValueRequired"];
 
-/// What is known about the surroundings of a node.
+/// The surroundings of a node.
 #[derive(Clone)]
 pub(super) struct Context {
     is_root: bool,
     /// Why there may be no default here.
     no_default: Option<String>,
     in_meta: bool,
-    /// The nearest part of the schema whose values cannot be compared with what they were.
+    /// The nearest part of the schema whose values cannot be compared with their former ones.
     uncorrelatable: Option<Path>,
-    /// How often values of this node can be there; none if nothing limits it.
+    /// Most values that this node can have; none if nothing limits it.
     cardinality: Option<u64>,
     /// Rules are compiled here: the node is no part of a condition.
     compiles: bool,
@@ -61,7 +61,7 @@ impl Context {
     }
 }
 
-/// What is wrong, apart by whether it is the schema or its rules.
+/// The errors of the schema, and separately those of its rules.
 #[derive(Default)]
 pub(super) struct Found {
     pub(super) schema: FieldErrors,

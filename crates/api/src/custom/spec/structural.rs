@@ -1,4 +1,4 @@
-//! Structural schemas: every value has one type, and conditions only restrict what is described.
+//! Structural schemas: every value has one type, and conditions only restrict described fields.
 
 use crate::custom::regexp;
 use crate::field::{FieldError, FieldErrors, Path};
@@ -48,7 +48,7 @@ enum Level {
     Field,
 }
 
-/// What keeps a schema from being structural, sorted by its text.
+/// The errors that keep a schema from being structural, sorted by their text.
 pub(super) fn validate(schema: &Value, path: &Path) -> FieldErrors {
     let mut errors = Vec::new();
     invariants(schema, Level::Root, path, &mut errors);
@@ -190,7 +190,7 @@ fn value_validation(schema: &Value, skip_any: bool, skip_first: bool, path: &Pat
     }
 }
 
-/// A part of a condition says nothing about what a value is.
+/// A part of a condition must not define the type of a value.
 fn nested(schema: &Value, skip_any: bool, path: &Path, errors: &mut FieldErrors) {
     value_validation(schema, skip_any, false, path, errors);
     if let Some(items) = items(schema) {
@@ -231,7 +231,7 @@ fn nested(schema: &Value, skip_any: bool, path: &Path, errors: &mut FieldErrors)
     }
 }
 
-/// Conditions only speak of what the schema describes outside of them.
+/// Conditions may only mention fields that the schema describes outside of them.
 fn complete_value(value: &Value, schema: Option<&Value>, at: &Path, path: &Path, errors: &mut FieldErrors) {
     if let Some(not) = value.get("not").filter(|not| not.is_object()) {
         complete(not, schema, at, &path.child("not"), errors);

@@ -1,4 +1,4 @@
-//! How a webhook is reached.
+//! The address of a webhook.
 
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{default_field, int, object, object_mut, text};

@@ -17,7 +17,7 @@ const MUTABLE: &[&str] = &["*", "CONNECT", "CREATE", "UPDATE"];
 pub(super) const FAILURE_POLICIES: &[&str] = &["Fail", "Ignore"];
 pub(super) const MATCH_POLICIES: &[&str] = &["Equivalent", "Exact"];
 
-/// Defaults of selectors and scopes, of webhooks and of what policies match alike.
+/// Defaults of selectors and scopes, for webhooks and for the match rules of policies alike.
 pub(super) fn default_matching(object: &mut Value, rules: &[&str]) {
     default_field(object, "matchPolicy", "Equivalent");
     for key in ["namespaceSelector", "objectSelector"] {
@@ -32,7 +32,7 @@ pub(super) fn default_matching(object: &mut Value, rules: &[&str]) {
     }
 }
 
-/// Validates what a policy or its binding matches.
+/// Validates the match rules of a policy or its binding.
 pub(super) fn validate_match_resources(matching: &Value, path: &Path) -> FieldErrors {
     let mut errors = Vec::new();
     match matching["matchPolicy"].as_str() {
@@ -166,7 +166,7 @@ pub(super) fn validate_mutable(matching: &Value, path: &Path) -> FieldErrors {
     refused.map(|operation| FieldError::not_supported(&path, operation, MUTABLE)).collect()
 }
 
-/// Validates the conditions of a webhook or a policy. `params` tells whether expressions may read parameters.
+/// Validates the conditions of a webhook or a policy. With `params`, expressions may read parameters.
 pub(super) fn validate_conditions(conditions: &[Value], params: bool, path: &Path) -> FieldErrors {
     let mut errors = Vec::new();
     if conditions.len() > CONDITIONS_MAX {

@@ -93,7 +93,7 @@ impl Policies {
     }
 }
 
-/// `old` is what is stored already, if anything is.
+/// `old` is the stored object, if there is one.
 fn validate_common(
     spec: &Value,
     old: Option<&Value>,
@@ -115,7 +115,7 @@ fn validate_common(
         None => errors.push(FieldError::required(&matching_path, "")),
         Some(matching) => {
             errors.extend(validate_match_resources(matching, &matching_path));
-            // Without a rule nothing tells what the expressions are about.
+            // Without a rule the type of the expressions' objects is unknown.
             if list(matching, "resourceRules").is_empty() {
                 errors.push(FieldError::required(&matching_path.child("resourceRules"), ""));
             }
@@ -124,7 +124,7 @@ fn validate_common(
             }
         }
     }
-    // As upstream: conditions that do not change are not looked at again.
+    // As upstream: unchanged conditions are not validated again.
     let same = |key: &str| old.is_some_and(|old| old.get(key) == spec.get(key));
     if !(same("paramKind") && same("matchConditions")) {
         let at = path.child("matchConditions");

@@ -18,7 +18,7 @@ use ferrite_json::{Value, json};
 use jiff::Timestamp;
 use std::collections::BTreeSet;
 
-/// What of a specification may change.
+/// The fields of a specification that may change.
 const MUTABLE: &[&str] = &[
     "replicas",
     "ordinals",
@@ -182,7 +182,7 @@ fn as_made(spec: &Value) -> Value {
     template
 }
 
-/// What cannot change any more is looked at only when it is `new`.
+/// Immutable fields are validated only if the object is `new`.
 fn validate_spec(spec: &Value, new: bool, path: &Path) -> FieldErrors {
     let mut errors = Vec::new();
     match text(spec, "podManagementPolicy") {
@@ -239,7 +239,7 @@ fn validate_spec(spec: &Value, new: bool, path: &Path) -> FieldErrors {
                 errors.push(workload::labels_do_not_match(labels, &template_path));
             }
             errors.extend(workload::validate_pod_template(template, &template_path));
-            // As upstream: what pods are marked with is looked at again.
+            // As upstream: the labels and annotations of pods are validated again.
             errors.extend(workload::validate_template_marks(template, &template_path));
         }
     }

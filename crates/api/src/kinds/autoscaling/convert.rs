@@ -1,4 +1,5 @@
-//! Between the versions of the autoscaler. What the older one has no fields for it carries in annotations.
+//! Conversion between the versions of the autoscaler. The older version keeps fields that it lacks in
+//! annotations.
 
 use crate::kinds::access::{default_field, ensure_object, object, present, remove, text};
 use crate::kinds::go;
@@ -74,7 +75,7 @@ pub(super) fn from_v2(object: &mut Value) {
     {
         status["currentCPUUtilizationPercentage"] = cpu["resource"]["current"]["averageUtilization"].clone();
     }
-    // The older version always tells the number of replicas.
+    // The older version always has the number of replicas.
     default_field(status, "currentReplicas", 0);
     let current: Vec<Value> = current.iter().map(|m| metric_to_v1(m, "current")).collect();
     let conditions = conditions.as_array().cloned().unwrap_or_default();
@@ -91,7 +92,7 @@ pub(super) fn from_v2(object: &mut Value) {
     }
 }
 
-/// The content of an annotation, which is taken out. What cannot be read is as if it were not there.
+/// Removes an annotation and returns its content. An unreadable one counts as absent.
 fn take_annotation(object: &mut Value, key: &str) -> Option<Value> {
     let metadata = object.get_mut("metadata")?;
     let annotations = metadata.get_mut("annotations")?;

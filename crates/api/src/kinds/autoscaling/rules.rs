@@ -1,4 +1,4 @@
-//! What an autoscaler may say.
+//! Validation of autoscalers.
 
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{int, list, object, present, text};
@@ -54,7 +54,7 @@ pub(super) fn validate_spec(spec: &Value, old: Option<&Value>, path: &Path) -> F
     for (index, metric) in metrics.iter().enumerate() {
         errors.extend(validate_metric(metric, &path.child("metrics").index(index)));
     }
-    // Nothing else can tell when there is work again.
+    // Only these metrics can show that there is work again.
     if min == Some(0) && !metrics.iter().any(|metric| matches!(text(metric, "type"), "Object" | "External")) {
         errors.push(FieldError::forbidden(
             &path.child("metrics"),
@@ -69,8 +69,8 @@ pub(super) fn validate_spec(spec: &Value, old: Option<&Value>, path: &Path) -> F
     errors
 }
 
-/// What is scaled belongs to a group, unless it is of the one kind of the core group that can be scaled; a reference
-/// that stays need not say so.
+/// The scaled object must have a group, unless it is of the only scalable kind of the core group. An
+/// unchanged reference may lack it.
 fn validate_target_reference(reference: &Value, old: Option<&Value>, path: &Path) -> FieldErrors {
     let mut errors = validate_reference(reference, path);
     let version = text(reference, "apiVersion");
@@ -109,7 +109,7 @@ fn validate_metric(metric: &Value, path: &Path) -> FieldErrors {
         errors.push(FieldError::required(&path.child("type"), "must specify a metric source type"));
     }
     let expected = SOURCES.iter().find(|(_, name)| *name == kind).map(|(field, _)| *field);
-    // As upstream: a type that is none is told before its source is looked at, and after.
+    // As upstream: an unknown type is reported before its source is validated, and again after.
     let unknown = expected.is_none().then(|| {
         let known = &["ContainerResource", "External", "Object", "Pods", "Resource"];
         FieldError::not_supported(&path.child("type"), kind, known)

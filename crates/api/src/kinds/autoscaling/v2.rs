@@ -12,9 +12,9 @@ use crate::table::{NONE, UNKNOWN};
 use ferrite_json::{Value, json};
 use jiff::Timestamp;
 
-/// What autoscalers that name no metric keep cpu use at, in per cent of what is requested.
+/// Default target of cpu use for autoscalers without metrics, in per cent of the request.
 const CPU_TARGET: i64 = 80;
-/// How many metrics a cell shows.
+/// Number of metrics that a cell shows.
 const METRICS_SHOWN: usize = 2;
 
 pub(in crate::kinds) struct HorizontalPodAutoscalers;

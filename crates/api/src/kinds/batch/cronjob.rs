@@ -53,7 +53,7 @@ impl Strategy for CronJobs {
         errors
     }
 
-    /// What is stored already is not held against an object: a long name, a zone in its schedule.
+    /// Values that are stored already are accepted: a long name, a zone in its schedule.
     fn validate_update(&self, new: &Value, old: &Value) -> FieldErrors {
         let mut errors = self.validate(new);
         errors.retain(|e| e.path != Path::new("metadata").child("name"));

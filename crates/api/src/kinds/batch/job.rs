@@ -25,7 +25,7 @@ pub(in crate::kinds) struct Jobs;
 /// A job without labels has those of its template.
 fn default_labels(object: &mut Value) {
     let labels = object.pointer("/spec/template/metadata/labels").cloned();
-    // What is wrong with the template's labels is said there, once.
+    // Errors in the template's labels are reported there, once.
     let usable = |l: &Value| {
         l.as_object().is_some_and(|m| !m.is_empty()) && validate_labels(l, &Path::default()).is_empty()
     };
@@ -247,7 +247,7 @@ fn word(job: &Value) -> &'static str {
     }
 }
 
-/// Pods are told apart by the job's uid: the template carries it, and the selector asks for it.
+/// The job's uid identifies its pods: the template carries it, and the selector asks for it.
 fn generate_selector(job: &mut Value) {
     let (uid, name) = (crate::meta::uid(job).to_owned(), crate::meta::name(job).to_owned());
     let spec = ensure_object(job, "spec");
@@ -260,7 +260,7 @@ fn generate_selector(job: &mut Value) {
     default_field(ensure_object(ensure_object(spec, "selector"), "matchLabels"), UID_LABELS[0], uid);
 }
 
-/// What was generated may have met labels the client has set: then they must agree.
+/// The generated selector may meet labels that the client has set: then they must agree.
 fn validate_generated_selector(job: &Value) -> FieldErrors {
     let spec = &job["spec"];
     let mut errors = Vec::new();
@@ -333,8 +333,8 @@ fn validate_completions(new: &Value, old: &Value, path: &Path) -> Option<FieldEr
     })
 }
 
-/// The old template with what says where pods go taken from the new one: that may change while the job is
-/// suspended and has not started.
+/// The old template with the scheduling fields of the new one: they may change while the job is suspended
+/// and has not started.
 fn with_scheduling_of(old: &Value, new: &Value, spec: &Value, job: &Value) -> Value {
     let mut template = old.clone();
     let mutable =

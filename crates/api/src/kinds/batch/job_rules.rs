@@ -1,4 +1,4 @@
-//! What a job's specification may say, its own or a CronJob's template.
+//! Validation of a job's specification, its own or a CronJob's template.
 
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{int, list, object, present, text};
@@ -67,7 +67,7 @@ pub(super) fn validate_job_spec(spec: &Value, path: &Path) -> FieldErrors {
     errors
 }
 
-/// A job's pods end: `Always`, which is also what no policy becomes, is none of its.
+/// A job's pods end: `Always`, which is also the default, is not allowed.
 fn validate_restart_policy(spec: &Value, path: &Path) -> Option<FieldError> {
     match text(&spec["template"]["spec"], "restartPolicy") {
         "" | "Always" => Some(FieldError::required(path, "valid values: \"OnFailure\", \"Never\"")),
@@ -336,7 +336,7 @@ fn validate_success_policy(policy: &Value, spec: &Value, path: &Path) -> FieldEr
     errors
 }
 
-/// How many indexes a text like `1,3-5` names: in order, apart from each other, below the completions.
+/// Number of indexes in a text like `1,3-5`: in order, apart from each other, below the completions.
 pub(super) fn count_indexes(indexes: &str, completions: i64) -> Result<i64, String> {
     if indexes.is_empty() {
         return Ok(0);

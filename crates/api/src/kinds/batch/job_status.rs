@@ -1,4 +1,4 @@
-//! What may be reported of a job: counts that only grow, and conditions that agree with each other.
+//! Validation of a job's status: counts that only grow, and conditions that agree with each other.
 
 use super::job_rules::count_indexes;
 use crate::field::{FieldError, FieldErrors, Path};
@@ -227,7 +227,7 @@ fn validate_criteria(spec: &Value, status: &Value, path: &Path) -> FieldErrors {
     errors
 }
 
-/// What was true of a job stays so.
+/// Conditions that were true of a job stay so.
 fn validate_change(spec: &Value, is: &Value, was: &Value, path: &Path) -> FieldErrors {
     let mut errors = Vec::new();
     let lost = |kind: &str| has_condition(was, kind) && !has_condition(is, kind);
@@ -288,7 +288,7 @@ mod tests {
     use super::*;
     use ferrite_json::json;
 
-    /// The controller must be able to write what follows from a changed specification.
+    /// The controller must be able to write the status that follows from a changed specification.
     #[test]
     fn a_rule_holds_only_for_parts_that_change() {
         let started = "2024-01-01T00:00:00Z";

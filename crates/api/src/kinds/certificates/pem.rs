@@ -1,4 +1,4 @@
-//! Reading PEM as Go does: what stands between blocks, and blocks that are broken, are passed over.
+//! Reads PEM as Go does: text between blocks, and broken blocks, are skipped.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;

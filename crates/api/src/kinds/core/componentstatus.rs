@@ -1,4 +1,4 @@
-//! ComponentStatuses: what is left of an old way to ask how the control plane does. Read only.
+//! ComponentStatuses: the remains of an old way to ask for the state of the control plane. Read only.
 
 use crate::kinds::access::{list, text};
 use crate::kinds::cell;

@@ -62,7 +62,7 @@ impl Strategy for LimitRanges {
     }
 }
 
-/// What `from` has and `into` has not is taken over.
+/// Copies entries that `from` has and `into` lacks.
 fn fill(item: &mut Value, into: &str, from: &str) {
     let Some(amounts) = map(item, from).filter(|m| !m.is_empty()).cloned() else { return };
     let Some(target) = ensure_object(item, into).as_object_mut() else { return };

@@ -95,7 +95,7 @@ impl Strategy for PersistentVolumes {
     }
 
     fn validate_update(&self, new: &Value, old: &Value) -> FieldErrors {
-        // As upstream: the volume is looked at as a new one, and again as one that changes.
+        // As upstream: the volume is validated as a new one, and again as a change.
         let mut errors = self.validate(new);
         errors.extend_from_within(..);
         let (is, was) = (&new["spec"], &old["spec"]);
@@ -103,7 +103,7 @@ impl Strategy for PersistentVolumes {
             SOURCES.iter().filter_map(|kind| Some((*kind, object(spec, kind)?.clone()))).collect()
         };
         let (mut after, before) = (sources(is), sources(was));
-        // How a volume grows may be told later.
+        // The secret for growing a volume may be set later.
         if present(&after, "csi") && present(&before, "csi") && !present(&before["csi"], EXPAND_SECRET) {
             remove(&mut after["csi"], EXPAND_SECRET);
         }

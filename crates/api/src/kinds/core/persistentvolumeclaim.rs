@@ -134,7 +134,7 @@ impl Strategy for PersistentVolumeClaims {
     fn cells(&self, object: &Value, now: Timestamp) -> Vec<Value> {
         let (spec, status) = (&object["spec"], &object["status"]);
         let phase = if crate::meta::is_deleting(object) { "Terminating" } else { text(status, "phase") };
-        // What a claim has is known once it is bound.
+        // A claim's capacity is known once it is bound.
         let (mut capacity, mut modes) = (Value::from(""), String::new());
         if !text(spec, "volumeName").is_empty() {
             capacity = cell::text_or(&status["capacity"], "storage", "0");
@@ -205,7 +205,7 @@ fn drop_foreign_source(spec: &mut Value) {
     }
 }
 
-/// What a claim has amounts of: of its own names only `storage`.
+/// The resource names of a claim: of native names only `storage`.
 fn resource_key(name: &str, path: &Path) -> FieldErrors {
     let mut errors = complaints(path, name, qualified_name(name));
     if errors.is_empty() && is_native(name) && name != "storage" {
@@ -315,7 +315,7 @@ fn nothing() -> Quantity {
     Quantity::from_value(0, crate::quantity::Format::DecimalSi)
 }
 
-/// A claim keeps to what it asked for: only a bound one may ask for more, or for another class of attributes.
+/// A claim keeps its requests: only a bound one may ask for more, or for another class of attributes.
 fn validate_change(new: &Value, old: &Value) -> FieldErrors {
     let mut errors = Vec::new();
     let (mut is, mut was) = (new["spec"].clone(), old["spec"].clone());

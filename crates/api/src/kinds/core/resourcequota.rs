@@ -124,7 +124,7 @@ fn is_scope(scope: &str) -> bool {
     )
 }
 
-/// Whether a scope says anything about a resource.
+/// Returns true if a scope applies to a resource.
 fn applies(scope: &str, resource: &str) -> bool {
     match scope {
         "BestEffort" => resource == "pods",

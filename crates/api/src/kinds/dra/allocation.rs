@@ -1,4 +1,4 @@
-//! What the status of a ResourceClaim says: the devices it was given, and how they are.
+//! The status of a ResourceClaim: the allocated devices, and their state.
 
 use super::claim::{known_requests, validate_config, validate_request_name, validate_request_names};
 use crate::field::{FieldError, FieldErrors, Path};
@@ -81,8 +81,8 @@ fn printed(identity: &Value) -> String {
     format!("{{\"Driver\":{driver},\"Pool\":{pool},\"Device\":{device},\"ShareID\":{share}}}")
 }
 
-/// Drops what drivers reported of devices that the claim had and has no longer: whoever takes an allocation away need
-/// not know of the reports.
+/// Drops reports of drivers about devices that the claim no longer has: a client that removes an allocation
+/// need not know of the reports.
 pub(super) fn drop_deallocated(status: &mut Value, old: &Value) {
     let named = |device: &Value| identity(device).to_string();
     let allocated = |status: &Value| -> HashSet<String> {
@@ -99,7 +99,7 @@ pub(super) fn drop_deallocated(status: &mut Value, old: &Value) {
     }
 }
 
-/// What drivers report of devices. Each must be one that the claim was given.
+/// The drivers' reports about devices. Each must be of a device that is allocated to the claim.
 pub(super) fn validate_devices(status: &Value, path: &Path) -> FieldErrors {
     let allocated: Vec<Value> =
         list(&status["allocation"]["devices"], "results").iter().map(identity).collect();
@@ -184,7 +184,7 @@ fn validate_address(text: &str, path: &Path) -> Option<FieldError> {
         .then(|| FieldError::invalid(path, text, format!("must be in canonical form ({canonical:?})")))
 }
 
-/// An allocation that is new. One that was stored is not looked at again.
+/// Validates a new allocation. A stored one is not validated again.
 pub(super) fn validate_allocation(spec: &Value, allocation: &Value, path: &Path) -> FieldErrors {
     let known = known_requests(&spec["devices"]);
     let (devices, at) = (&allocation["devices"], path.child("devices"));

@@ -1,4 +1,4 @@
-//! What a claim asks for, in a claim, a template or a class.
+//! The devices that a claim asks for, in a claim, a template or a class.
 
 use super::selector;
 use crate::field::{FieldError, FieldErrors, Path};
@@ -22,7 +22,7 @@ const IDENTIFIER_MAX: usize = 32;
 const UNKNOWN_REQUEST: &str =
     "must be the name of a request in the claim or the name of a request and a subrequest separated by '/'";
 
-/// Defaults of what is asked for.
+/// Defaults of a claim's requests.
 pub(super) fn default_claim(spec: &mut Value) {
     let Some(devices) = object_mut(spec, "devices") else { return };
     for request in list_mut(devices, "requests") {
@@ -45,7 +45,7 @@ fn default_request(request: &mut Value) {
     }
 }
 
-/// Validates what is asked for.
+/// Validates a claim's requests.
 pub(super) fn validate_claim(spec: &Value, path: &Path) -> FieldErrors {
     let (devices, path) = (&spec["devices"], path.child("devices"));
     let mut errors = Vec::new();

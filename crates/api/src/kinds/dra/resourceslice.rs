@@ -1,4 +1,4 @@
-//! ResourceSlices: what devices there are.
+//! ResourceSlices: the devices of drivers.
 
 use super::allocation::validate_pool_name;
 use super::claim::validate_attribute_name;

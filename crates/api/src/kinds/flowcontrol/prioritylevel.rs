@@ -103,7 +103,7 @@ impl Strategy for PriorityLevels {
     }
 }
 
-/// The levels that are always there stay as they are; what the exempt one lends is the administrator's affair.
+/// The mandatory levels stay as they are; the administrator may set how much the exempt one lends.
 fn validate_mandatory(name: &str, spec: &Value, path: &Path) -> Option<FieldError> {
     let (fixed, why) = match name {
         "exempt" => (

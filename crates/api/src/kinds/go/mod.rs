@@ -1,5 +1,5 @@
 //! Objects as upstream's internal structures print: its messages show them field by field, in the order of
-//! their declaration and with what is not set spelled out, and clients read those messages.
+//! their declaration and with unset fields spelled out, and clients read those messages.
 //!
 //! The declarations are in `layouts.txt`: a line without indent names a structure, the lines below it are its
 //! fields, `GoName[=jsonName] shape`. Shapes: `s` text, `i` number, `b` truth value, `p` anything that is
@@ -224,7 +224,7 @@ pub fn pod_template(template: &Value) -> String {
     compact("PodTemplateSpec", &template)
 }
 
-/// What a specification says of the host's namespaces is part of the security context in the internal form.
+/// The internal form keeps a specification's settings of host namespaces in the security context.
 fn internal_pod_spec(spec: &Value) -> Value {
     let mut spec = spec.clone();
     for key in ["hostNetwork", "hostPID", "hostIPC", "shareProcessNamespace", "hostUsers"] {

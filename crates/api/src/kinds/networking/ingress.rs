@@ -13,7 +13,7 @@ use jiff::Timestamp;
 use std::collections::BTreeSet;
 
 const CLASS_ANNOTATION: &str = "kubernetes.io/ingress.class";
-/// How many hosts a cell names.
+/// Number of hosts that a cell shows.
 const HOSTS_SHOWN: usize = 3;
 
 pub(in crate::kinds) struct Ingresses;

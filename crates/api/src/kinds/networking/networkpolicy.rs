@@ -95,7 +95,7 @@ fn validate_port(entry: &Value, path: &Path) -> FieldErrors {
             let mut found: FieldErrors = port(number, &path.child("port")).into_iter().collect();
             if let Some(end) = end {
                 if end < number {
-                    // As upstream: what is shown is the port.
+                    // As upstream: the error shows the port.
                     found.push(FieldError::invalid(
                         &end_path,
                         number,
@@ -137,7 +137,7 @@ fn validate_block(block: &Value, path: &Path) -> FieldErrors {
     if value.is_empty() {
         return vec![FieldError::required(&path.child("cidr"), "")];
     }
-    // What is badly written may still be understood.
+    // A badly written range may still be understood.
     let mut errors = cidr(value, &path.child("cidr")).err().unwrap_or_default();
     let Some(whole) = Cidr::parse(value) else { return errors };
     for (index, except) in strings(block, "except").into_iter().enumerate() {

@@ -1,4 +1,5 @@
-//! Where a node once read its agent's configuration from. Nothing does so any more; what is said is still checked.
+//! The source of a node's former dynamic configuration. Nothing uses it any more, but it is still
+//! validated.
 
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{object, text};
@@ -31,7 +32,7 @@ fn validate_source(source: &Value, reported: bool, path: &Path) -> FieldErrors {
     }
 }
 
-/// A ConfigMap is wanted by its name, and reported with what identifies it.
+/// A ConfigMap is requested by its name, and reported with its identity.
 fn validate_reference(reference: &Value, reported: bool, path: &Path) -> FieldErrors {
     let mut errors = Vec::new();
     for key in ["uid", "resourceVersion"] {

@@ -28,8 +28,8 @@ fn entries(metadata: &Value) -> impl Iterator<Item = (&str, &str)> {
     of(metadata).into_iter().flatten().filter_map(|(key, value)| Some((key.as_str(), value.as_str()?)))
 }
 
-/// What holds for the annotations of a pod, or of the pods a template makes, whenever they are written.
-/// What was wrong `before` may stay so where upstream came to look at it late.
+/// Validates the annotations of a pod, or of the pods that a template makes, at every write. Errors that
+/// were there `before` may stay if upstream added the check later.
 pub fn validate_annotations(
     metadata: &Value,
     before: Option<&Value>,
@@ -167,7 +167,7 @@ fn mismatch(annotation: &str, profile: &Value, what: &str, path: &Path) -> Optio
     })
 }
 
-/// What an annotation says, as a field; nothing when it says nothing that could be one.
+/// Converts an annotation to a field; none if it has no valid profile.
 fn app_armor_profile(annotation: &str) -> Option<Value> {
     match annotation {
         "unconfined" => Some(json!({"type": "Unconfined"})),

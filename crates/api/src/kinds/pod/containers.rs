@@ -12,20 +12,20 @@ use crate::meta_validation::{dns1123_label, port_name};
 use ferrite_json::Value;
 use std::collections::{HashMap, HashSet};
 
-/// What the containers of one pod are checked against.
+/// The pod's settings for validating its containers.
 pub(super) struct Context<'a> {
     pub volumes: HashMap<&'a str, &'a Value>,
     /// The pod's own restart policy.
     pub restart_policy: &'a str,
-    /// How long the pod may take to end.
+    /// The grace period of the pod.
     pub grace: Option<i64>,
     pub claims: HashSet<&'a str>,
-    /// Whether the pod's users are the host's.
+    /// True if the pod uses the host's user namespace.
     pub host_users: bool,
 }
 
 impl<'a> Context<'a> {
-    /// What the containers of a specification are checked against.
+    /// The inputs from a specification for validating its containers.
     pub(super) fn of(spec: &'a Value) -> Self {
         let names =
             |key: &str| list(spec, key).iter().map(|v| text(v, "name")).filter(|n| !n.is_empty()).collect();
@@ -272,7 +272,7 @@ fn host_port_conflicts(containers: &[Value], path: &Path) -> FieldErrors {
     let mut errors = Vec::new();
     let mut taken = HashSet::new();
     for (container_index, container) in containers.iter().enumerate() {
-        // As upstream: an init container is looked at alone, and so named as the first.
+        // As upstream: each init container is checked alone, and so reported as the first.
         let path = path.index(container_index);
         for (index, entry) in list(container, "ports").iter().enumerate() {
             let host = int(entry, "hostPort");

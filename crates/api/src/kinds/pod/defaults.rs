@@ -11,7 +11,8 @@ use ferrite_json::{Map, Value, json};
 
 const MODE: i64 = 0o644;
 
-/// What a pod gets and a template does not: upstream leaves these to the pods made from a template.
+/// The defaults of a pod that a template does not get: upstream leaves these to the pods made from a
+/// template.
 pub fn default_pod(spec: &mut Value) {
     if int(spec, "terminationGracePeriodSeconds") < 0 {
         spec["terminationGracePeriodSeconds"] = 1.into();
@@ -60,7 +61,7 @@ pub fn default_spec(spec: &mut Value) {
     }
 }
 
-/// What belongs to features that are off is as if it had not been said.
+/// Drops fields of features that are off.
 fn drop_disabled(spec: &mut Value) {
     remove(spec, "schedulingGroup");
     for volume in list_mut(spec, "volumes") {
@@ -178,7 +179,7 @@ fn requests_from_limits(container: &mut Value) {
     }
 }
 
-/// Whether a resource may be given for the pod as a whole.
+/// Returns true if a resource may be given for the pod as a whole.
 pub fn is_pod_level_resource(name: &str) -> bool {
     matches!(name, "cpu" | "memory") || name.starts_with("hugepages-")
 }

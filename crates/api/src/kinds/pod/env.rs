@@ -237,7 +237,7 @@ pub(super) fn validate_env_from(sources: &[Value], path: &Path) -> FieldErrors {
 /// Items of a downward API volume, or of a part of a projected one.
 pub(super) fn validate_downward_items(source: &Value, path: &Path) -> FieldErrors {
     let mut errors = Vec::new();
-    // As upstream: what is wrong with an item is named at its volume.
+    // As upstream: an error in an item is reported at its volume.
     for item in list(source, "items") {
         let place = text(item, "path");
         if place.is_empty() {

@@ -1,11 +1,11 @@
-//! Validation of what containers are asked and told while they live: lifecycle hooks and probes.
+//! Validation of lifecycle hooks and probes.
 
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{int, list, present, text};
 use crate::kinds::check::{not_negative, port_number_or_name};
 use ferrite_json::Value;
 
-/// What a container does after it has started and before it ends. A sleep fits into the pod's grace period.
+/// Validates the hooks after the start and before the end. A sleep fits into the pod's grace period.
 pub(super) fn validate_lifecycle(container: &Value, grace: Option<i64>, path: &Path) -> FieldErrors {
     let lifecycle = &container["lifecycle"];
     ["postStart", "preStop"]

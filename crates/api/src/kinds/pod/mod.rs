@@ -75,7 +75,7 @@ impl Strategy for Pods {
 
     fn prepare_update(&self, new: &mut Value, old: &Value) {
         keep(new, old, "status");
-        // What the admission of priorities once decided stays unless it is contradicted.
+        // The decision of priority admission stays unless the update sets another value.
         for key in ["priority", "preemptionPolicy"] {
             if !present(&new["spec"], key) {
                 keep(ensure_object(new, "spec"), &old["spec"], key);
@@ -85,7 +85,7 @@ impl Strategy for Pods {
 
     fn prepare_status_update(&self, new: &mut Value, old: &Value) {
         keep(new, old, "spec");
-        // Agents report status with what they last knew of metadata: ownership and deletion are not theirs.
+        // Agents report status with the metadata that they last saw: ownership and deletion are not theirs.
         for key in ["ownerReferences", "deletionTimestamp", "deletionGracePeriodSeconds"] {
             keep_metadata(new, old, key);
         }
@@ -191,7 +191,7 @@ impl Strategy for Pods {
     }
 }
 
-/// How long a pod may take to end. A pod that is not on a node, or has ended, goes at once; once deletion
+/// The grace period of a deletion. A pod that is not on a node, or has ended, goes at once. Once deletion
 /// has begun, a later request may only shorten the time.
 fn grace_period(pod: &Value, requested: Option<i64>) -> Deletion {
     let (spec, status) = (&pod["spec"], &pod["status"]);

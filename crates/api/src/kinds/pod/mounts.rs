@@ -36,7 +36,7 @@ pub(super) fn validate_mounts(container: &Value, context: &Context, list_path: &
         if devices.iter().any(|d| text(d, "devicePath") == place) {
             wrong("mountPath", place, "must not already exist as a path in volumeDevices");
         }
-        // As upstream: what follows is named at the list, not at its entry.
+        // As upstream: the following errors are reported at the list, not at its entry.
         let (below, expression) = (text(mount, "subPath"), text(mount, "subPathExpr"));
         if !below.is_empty() {
             errors.extend(local_path(below, &list_path.child("subPath")));

@@ -1,4 +1,4 @@
-//! What pods of one operating system may not say.
+//! The fields that are forbidden for pods of one operating system.
 
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{list, present};
@@ -6,7 +6,7 @@ use ferrite_json::Value;
 
 const NOT_ON_WINDOWS: &str = "cannot be set for a windows pod";
 
-/// Checks what the system named in `spec.os` excludes.
+/// Checks fields that the system named in `spec.os` excludes.
 pub(super) fn validate_os(spec: &Value, path: &Path) -> FieldErrors {
     match spec["os"]["name"].as_str() {
         Some("linux") => validate_linux(spec, path),
@@ -47,7 +47,7 @@ fn validate_linux(spec: &Value, path: &Path) -> FieldErrors {
 }
 
 fn validate_windows(spec: &Value, path: &Path) -> FieldErrors {
-    // In upstream's order; what has no dot belongs to the pod itself.
+    // In upstream's order; a name without a dot belongs to the pod itself.
     const POD: &[(&str, bool)] = &[
         ("appArmorProfile", true),
         ("seLinuxOptions", true),

@@ -29,7 +29,7 @@ impl File {
     }
 }
 
-/// What is said of volumes whose files overlap.
+/// The warnings about volumes whose files overlap.
 pub(super) fn warnings(volumes: &[Value]) -> Vec<String> {
     let mut warnings = Vec::new();
     for volume in volumes {

@@ -56,7 +56,7 @@ impl Restarts {
     }
 }
 
-/// The one word for a pod's state. What a container waits for or ended with says more than the phase does.
+/// The one word for a pod's state. A container's waiting or exit reason says more than the phase.
 fn summarise(pod: &Value) -> Summary {
     let (spec, status) = (&pod["spec"], &pod["status"]);
     let phase = text(status, "phase");

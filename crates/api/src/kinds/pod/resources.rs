@@ -1,4 +1,4 @@
-//! What a pod asks for in total, and the quality of service class that follows.
+//! The total requests of a pod, and the quality of service class that follows.
 
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{list, map, text};
@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, HashSet};
 /// Amounts by resource name.
 pub type Amounts = BTreeMap<Text, Quantity>;
 
-/// A resource list of an object; what cannot be read counts as nothing.
+/// A resource list of an object; an unreadable amount counts as nothing.
 pub fn amounts(resources: &Value, kind: &str) -> Amounts {
     map(resources, kind)
         .into_iter()
@@ -35,7 +35,7 @@ fn raise(total: &mut Amounts, other: &Amounts) {
     }
 }
 
-/// What the containers request together: those that run side by side add up; an init container needs its
+/// The sum of the containers' requests: those that run side by side add up; an init container needs its
 /// share only while it runs, beside the sidecars started before it.
 pub fn requests_of_containers(spec: &Value) -> Amounts {
     let mut total = Amounts::new();
@@ -97,7 +97,7 @@ pub fn qos_class(spec: &Value) -> &'static str {
     }
 }
 
-/// How much processor and memory is asked for; what is nothing does not count.
+/// The amounts of cpu and memory; zero does not count.
 fn compute_amounts(resources: &Value, kind: &str) -> [Option<Quantity>; 2] {
     ["cpu", "memory"].map(|name| {
         let amount = Quantity::parse(resources[kind][name].as_str()?).ok()?;
@@ -133,12 +133,12 @@ fn is_hugepages(name: &str) -> bool {
     name.starts_with("hugepages-")
 }
 
-/// Whether a name is one of the API's own rather than a vendor's.
+/// Returns true if a name is one of the API's own rather than a vendor's.
 pub fn is_native(name: &str) -> bool {
     !name.contains('/') || name.contains("kubernetes.io/")
 }
 
-/// Whether more may be promised than there is: not of devices, nor of huge pages.
+/// Returns true if a resource may be overcommitted: not devices, nor huge pages.
 pub fn may_overcommit(name: &str) -> bool {
     is_native(name) && !is_hugepages(name)
 }
@@ -233,7 +233,7 @@ fn validate_amount(name: &str, amount: Quantity, path: &Path) -> FieldErrors {
     errors
 }
 
-/// Huge pages are had whole.
+/// Huge pages are allocated whole.
 fn indivisible_pages(name: &str, amount: Quantity, path: &Path) -> Option<FieldError> {
     let size = name.strip_prefix("hugepages-")?;
     let whole = Quantity::parse(size)
@@ -282,12 +282,12 @@ pub fn validate_quota_resource_name(name: &str, path: &Path) -> FieldErrors {
     errors
 }
 
-/// Whether a quota knows a name without a prefix.
+/// Returns true if a quota knows a name without a prefix.
 pub fn is_quota_resource(name: &str) -> bool {
     (STANDARD.contains(&name) && name != "storage") || is_quota_hugepages(name)
 }
 
-/// Whether only whole amounts of a resource make sense: objects, and what vendors provide.
+/// Returns true if only whole amounts of a resource make sense: objects, and resources of vendors.
 pub fn is_integer_resource(name: &str) -> bool {
     const OBJECTS: &[&str] = &[
         "pods",

@@ -1,4 +1,4 @@
-//! Validation of what a pod says about where it may run.
+//! Validation of a pod's scheduling fields.
 
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{int, list, map, present, strings, text};
@@ -189,7 +189,7 @@ pub fn validate_tolerations(tolerations: &[Value], path: &Path) -> FieldErrors {
     errors
 }
 
-/// What a taint does, or a toleration stands.
+/// The effect of a taint or of a toleration.
 pub fn validate_taint_effect(effect: &str, path: &Path) -> Option<FieldError> {
     let allowed = ["NoSchedule", "PreferNoSchedule", "NoExecute"];
     (!allowed.contains(&effect)).then(|| FieldError::not_supported(path, effect, &allowed))

@@ -33,7 +33,7 @@ pub fn validate_pod(pod: &Value) -> FieldErrors {
     errors
 }
 
-/// What holds for a pod whenever it is written: for the first time, or over an `old` one.
+/// The checks for every write of a pod: for the first time, or over an `old` one.
 pub(super) fn validate_pod_common(pod: &Value, old: Option<&Value>) -> FieldErrors {
     let (metadata, spec, path) = (&pod["metadata"], &pod["spec"], Path::new("spec"));
     let annotations = Path::new("metadata").child("annotations");
@@ -149,7 +149,7 @@ pub fn validate_spec(spec: &Value, pod: Option<&str>, path: &Path) -> FieldError
     if present(spec, "preemptionPolicy") {
         errors.extend(one_of(spec, "preemptionPolicy", path, &["PreemptLowerPriority", "Never"]));
     }
-    // As upstream: what running the pod costs is looked at as if it were limits of a container.
+    // As upstream: the overhead of the pod is validated like limits of a container.
     let overhead = json!({"limits": spec["overhead"]});
     errors.extend(validate_resources(&overhead, &HashSet::new(), &path.child("overhead")));
     if let Some(os) = spec.get("os").filter(|o| o.is_object()) {
@@ -246,7 +246,7 @@ fn validate_resource_claims(claims: &[Value], path: &Path) -> FieldErrors {
     errors
 }
 
-/// What the pod asks for as a whole: not less than its containers together.
+/// Pod-level resources must not be less than those of its containers together.
 fn validate_pod_resources(spec: &Value, path: &Path) -> FieldErrors {
     let mut errors = Vec::new();
     let Some(whole) = spec.get("resources").filter(|r| r.is_object()) else { return errors };
@@ -369,7 +369,7 @@ fn validate_names(spec: &Value, path: &Path) -> FieldErrors {
     errors
 }
 
-/// What a resolver reads of its search list.
+/// Most characters of a search list that a resolver reads.
 const SEARCH_CHARACTERS: usize = 2048;
 
 fn validate_dns_config(spec: &Value, path: &Path) -> FieldErrors {

@@ -1,4 +1,4 @@
-//! Validation of what a node reports of a pod's containers and of what was allocated to them.
+//! Validation of a node's reports about a pod's containers and their allocated resources.
 
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{int, list, list_mut, map, object, object_mut, present, text};
@@ -16,7 +16,7 @@ const ID_RANGE: &str = "must be between 0 and 2147483647, inclusive";
 /// The longest message about the health of a device.
 const MESSAGE_MAX: usize = 1024;
 
-/// Under whom each container runs. Only Linux tells by numbers.
+/// The users under which containers run. Only Linux has numbers for them.
 pub(super) fn validate_users(pod: &Value, path: &Path) -> FieldErrors {
     let os = pod["spec"]["os"]["name"].as_str().unwrap_or("linux");
     let mut errors = Vec::new();
@@ -45,7 +45,7 @@ pub(super) fn validate_users(pod: &Value, path: &Path) -> FieldErrors {
     errors
 }
 
-/// The health of what was allocated to containers: something they asked for, each part once.
+/// The health of containers' allocated resources: they must have asked for each, once.
 pub(super) fn validate_allocated(pod: &Value, path: &Path) -> FieldErrors {
     const HEALTH: &[&str] = &["Healthy", "Unhealthy", "Unknown"];
     let mut errors = Vec::new();
@@ -110,7 +110,7 @@ fn not_asked_for(container: &Value, resource: &Value, path: &Path) -> Option<Fie
     (!found).then(|| FieldError::invalid(&path.child("name"), name, why))
 }
 
-/// The claim that was made for what containers ask for as extended resources.
+/// The claim that was made for the extended resources of containers.
 pub(super) fn validate_extended_claim(pod: &Value, path: &Path) -> FieldErrors {
     let Some(status) = object(&pod["status"], "extendedResourceClaimStatus") else { return Vec::new() };
     let path = path.child("extendedResourceClaimStatus");

@@ -1,4 +1,4 @@
-//! What may change in a pod through its subresources: containers for debugging, and the size of the others.
+//! The changes allowed through a pod's subresources: containers for debugging, and the size of the others.
 
 use super::annotations;
 use super::resources::{amounts, qos_class};
@@ -7,7 +7,7 @@ use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{ensure_object, keep, list, list_mut, object, object_mut, present, remove, text};
 use ferrite_json::Value;
 
-/// The old pod with only what the subresource is about taken from the new one.
+/// The old pod with only the subresource's fields taken from the new one.
 pub(super) fn prepare(subresource: &str, new: &mut Value, old: &Value) {
     let mut pod = old.clone();
     for key in ["managedFields", "resourceVersion"] {
@@ -49,7 +49,7 @@ pub(super) fn validate(subresource: &str, new: &Value, old: &Value) -> FieldErro
     }
 }
 
-/// Whether a pod is the copy of one a node runs from its own files.
+/// Returns true if a pod is a mirror of a static pod.
 fn is_static(pod: &Value) -> bool {
     present(&pod["metadata"]["annotations"], annotations::MIRROR)
 }
@@ -146,7 +146,7 @@ fn validate_resize(new: &Value, old: &Value) -> FieldErrors {
     errors
 }
 
-/// What the pod has as a whole may grow and shrink, too.
+/// Pod-level resources may grow and shrink, too.
 fn validate_resize_of_pod(new: &Value, old: &Value, path: &Path) -> FieldErrors {
     let sized = |spec: &Value| {
         ["requests", "limits"].iter().any(|kind| !amounts(&spec["resources"], kind).is_empty())
@@ -207,7 +207,7 @@ fn removed(new: &Value, old: &Value, what: &str, path: &Path) -> FieldErrors {
         .collect()
 }
 
-/// A container, or a specification, without what resizing may change of it.
+/// A container, or a specification, without the fields that resizing may change.
 fn without_sizes(sized: &Value) -> Value {
     let mut sized = sized.clone();
     let Some(resources) = object_mut(&mut sized, "resources") else { return sized };

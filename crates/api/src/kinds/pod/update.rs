@@ -1,4 +1,4 @@
-//! What may change in a pod once it exists.
+//! The changes allowed in an existing pod.
 
 use super::{annotations, scheduling, status};
 use crate::field::{FieldError, FieldErrors, Path};
@@ -25,7 +25,7 @@ pub(super) fn validate_update(new: &Value, old: &Value) -> FieldErrors {
             ));
             return errors;
         }
-        // As upstream: images are looked at again.
+        // As upstream: images are validated again.
         for (index, container) in list(new, kind).iter().enumerate() {
             let (image, path) = (text(container, "image"), path.child(kind).index(index).child("image"));
             if image.is_empty() {
@@ -339,7 +339,7 @@ fn validate_transitions(
     errors
 }
 
-/// Whether some rule restarts every container of the pod.
+/// Returns true if some rule restarts every container of the pod.
 fn all_may_restart(spec: &Value) -> bool {
     ["containers", "initContainers"]
         .iter()
@@ -348,7 +348,8 @@ fn all_may_restart(spec: &Value) -> bool {
         .any(|rule| text(rule, "action") == "RestartAllContainers")
 }
 
-/// Whether a container that ended with `code` is started again: by its rules, its own policy, or the pod's.
+/// Returns true if a container that ended with `code` is started again: by its rules, its own policy, or
+/// the pod's.
 fn restarts(container: &Value, spec: &Value, code: i64) -> bool {
     let by_policy = |policy: &str| match policy {
         "Always" => true,

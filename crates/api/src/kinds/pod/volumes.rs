@@ -165,8 +165,7 @@ fn validate_claim_name(name: &str, pod: Option<&str>, path: &Path) -> FieldError
         .collect()
 }
 
-/// What metadata has beside labels and annotations, in the order and under the names in which upstream goes
-/// through them.
+/// The fields of metadata beside labels and annotations, in upstream's order and under upstream's names.
 const IDENTIFYING: &[(&str, &str)] = &[
     ("name", "name"),
     ("generateName", "generateName"),

@@ -1,4 +1,4 @@
-//! What a client is told about a valid specification: fields that are deprecated, do nothing, or hide others.
+//! Warnings about a valid specification: fields that are deprecated, do nothing, or hide others.
 
 use super::annotations::{APP_ARMOR, SECCOMP_CONTAINER, SECCOMP_POD, app_armor_annotations, containers};
 use super::scheduling::{PREFERRED, REQUIRED};

@@ -1,4 +1,4 @@
-//! Validation of what pods say to nodes that run Windows.
+//! Validation of a pod's settings for nodes that run Windows.
 
 use super::annotations::containers;
 use crate::field::{FieldError, FieldErrors, Path};

@@ -51,7 +51,7 @@ impl Strategy for Bindings {
         errors
     }
 
-    /// A binding to another role is another binding: whoever may change subjects must not gain rights.
+    /// A binding to another role is another binding: a user who may change subjects must not gain rights.
     fn validate_update(&self, new: &Value, old: &Value) -> FieldErrors {
         let mut errors = self.validate(new);
         if new["roleRef"] != old["roleRef"] {

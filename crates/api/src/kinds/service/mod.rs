@@ -18,7 +18,7 @@ use ferrite_json::{Value, json};
 use jiff::Timestamp;
 use std::collections::BTreeSet;
 
-/// How long a client stays with the same endpoint unless the service says otherwise: three hours.
+/// Default time that a client stays with the same endpoint: three hours.
 const AFFINITY_SECONDS: i64 = 10_800;
 
 pub(super) struct Services;
@@ -157,12 +157,12 @@ fn default_service_spec(spec: &mut Value) {
     }
 }
 
-/// Whether the service has no address of its own.
+/// Returns true if the service has no address of its own.
 fn is_headless(spec: &Value) -> bool {
     text(spec, "clusterIP") == "None" || strings(spec, "clusterIPs") == ["None"]
 }
 
-/// Whether traffic from outside the cluster may reach the service.
+/// Returns true if traffic from outside the cluster may reach the service.
 fn is_externally_accessible(spec: &Value) -> bool {
     match text(spec, "type") {
         "LoadBalancer" | "NodePort" => true,

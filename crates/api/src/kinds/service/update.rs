@@ -1,5 +1,5 @@
-//! What an update of a Service keeps of the old one: addresses and ports that were given out stay with the
-//! service although a client that does not know them leaves them out.
+//! The values that an update of a Service keeps from the old one: allocated addresses and ports stay with
+//! the service although a client that does not know them leaves them out.
 
 use super::is_externally_accessible;
 use crate::kinds::access::{int, keep, list, list_mut, present, text};
@@ -118,7 +118,7 @@ mod tests {
         let mut spec = json!({"type": "NodePort", "externalTrafficPolicy": "Cluster",
             "ports": [{"port": 80, "protocol": "TCP"}]});
         keep_allocations(&mut spec, &old);
-        // The families follow from the addresses; who gives them out decides.
+        // The families follow from the addresses; the allocator decides.
         spec["ipFamilies"] = old["ipFamilies"].clone();
         assert_eq!(spec, old);
     }

@@ -1,4 +1,4 @@
-//! Validation of Services. What depends on the cluster's ranges is the allocator's.
+//! Validation of Services. The allocator checks values that depend on the cluster's ranges.
 
 use super::{is_externally_accessible, is_headless};
 use crate::field::{FieldError, FieldErrors, Path};
@@ -160,7 +160,7 @@ fn validate_affinity(spec: &Value, path: &Path) -> FieldErrors {
     }
 }
 
-/// What is wrong with a service's addresses, their families and its policy about them, taken together.
+/// The errors in a service's addresses, their families and its policy about them, taken together.
 pub fn validate_cluster_ips(spec: &Value) -> FieldErrors {
     if text(spec, "type") == "ExternalName" {
         return Vec::new();
@@ -329,7 +329,7 @@ pub(super) fn validate_update(new: &Value, old: &Value) -> FieldErrors {
             "may not change once set",
         ));
     }
-    // As upstream: the class is looked at as that of a changed Service, and again as that of a new one.
+    // As upstream: the class is validated as that of a changed Service, and again as that of a new one.
     if let Some(class) = new_spec["loadBalancerClass"].as_str() {
         let path = path.child("loadBalancerClass");
         errors.extend(match new_kind {
@@ -361,7 +361,8 @@ fn validate_stack_change(new: &Value, old: &Value) -> FieldErrors {
     errors
 }
 
-/// `key` lists what may grow to two and shrink to one; what stays does not change. `one` names one of them.
+/// `key` is a list that may grow to two entries and shrink to one; entries that stay do not change. `one`
+/// names an entry.
 fn validate_kept(new: &Value, old: &Value, key: &str, one: &str) -> FieldErrors {
     const FIXED: &str = "may not change once set";
     let path = Path::new("spec").child(key);
@@ -369,7 +370,7 @@ fn validate_kept(new: &Value, old: &Value, key: &str, one: &str) -> FieldErrors 
     let mut errors = Vec::new();
     if is.len() == was.len() {
         for index in (0..is.len()).filter(|index| is[*index] != was[*index]) {
-            // As upstream: a family that changed is always told as the first.
+            // As upstream: a changed family is always reported as the first.
             let index = if key == "ipFamilies" { 0 } else { index };
             errors.push(FieldError::invalid(&path.index(index), is.clone(), FIXED));
         }
@@ -382,7 +383,7 @@ fn validate_kept(new: &Value, old: &Value, key: &str, one: &str) -> FieldErrors 
     if let (Some(first), Some(before)) = (is.first(), was.first())
         && first != before
     {
-        // As upstream: both lists are told by the addresses.
+        // As upstream: the error shows the addresses for both lists.
         errors.push(FieldError::invalid(&path.index(0), strings(new, "clusterIPs"), FIXED));
     }
     let policy = text(new, "ipFamilyPolicy");
@@ -393,7 +394,7 @@ fn validate_kept(new: &Value, old: &Value, key: &str, one: &str) -> FieldErrors 
     errors
 }
 
-/// What a load balancer reports of itself.
+/// Validates the load balancer's report in the status.
 pub(super) fn validate_status(service: &Value) -> FieldErrors {
     let path = Path::new("status").child("loadBalancer").child("ingress");
     let ingress = list(&service["status"]["loadBalancer"], "ingress");

@@ -1,4 +1,4 @@
-//! What a client is told about a valid service: fields that are deprecated or do nothing.
+//! Warnings about a valid service: fields that are deprecated or do nothing.
 
 use crate::field::Path;
 use crate::kinds::access::{list, present, strings, text};

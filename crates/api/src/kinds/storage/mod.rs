@@ -17,7 +17,7 @@ use ferrite_json::Value;
 const PARAMETERS_MAX: usize = 256 * 1024;
 const PARAMETER_COUNT_MAX: usize = 512;
 
-/// Whether an annotation makes a class the default one; such a class is shown as that.
+/// The name of a class, marked if an annotation makes it the default.
 fn class_name(class: &Value) -> Value {
     let annotations = &class["metadata"]["annotations"];
     let default =
@@ -28,7 +28,7 @@ fn class_name(class: &Value) -> Value {
     if default { format!("{name} (default)").into() } else { name.into() }
 }
 
-/// Who provisions: a qualified name. Upper case is tolerated, and not shown.
+/// The name of a provisioner: a qualified name. Upper case is accepted; errors show it in lower case.
 fn validate_provisioner(class: &Value, key: &str) -> FieldErrors {
     let path = Path::new(key);
     match text(class, key).to_lowercase().as_str() {
@@ -37,7 +37,7 @@ fn validate_provisioner(class: &Value, key: &str) -> FieldErrors {
     }
 }
 
-/// What is passed on to a driver.
+/// The parameters for a driver.
 fn validate_parameters(class: &Value, at_least_one: bool) -> FieldErrors {
     let path = Path::new("parameters");
     let mut errors = Vec::new();

@@ -1,4 +1,4 @@
-//! What each kind fills in, keeps and shows.
+//! Tests of each kind's defaults, kept fields and columns.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! What other kinds refuse, and in which words: rules that seldom bite.
+//! Tests of errors of other kinds and their words: rules that seldom apply.
 
 use super::pods::with;
 use super::*;

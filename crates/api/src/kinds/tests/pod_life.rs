@@ -1,4 +1,4 @@
-//! What may become of a pod, what nodes report of it, and what clients are told when it is made.
+//! Tests of changes to a pod, of nodes' reports about it, and of warnings when it is made.
 
 use super::pods::{APP_ARMOR, SECCOMP, annotated, container, volume, with};
 use super::*;

@@ -1,4 +1,4 @@
-//! What pods and their templates refuse.
+//! Tests of errors of pods and their templates.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! What each kind refuses, and in which words.
+//! Tests of each kind's errors and their words.
 
 use super::*;
 

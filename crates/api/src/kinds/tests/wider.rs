@@ -1,4 +1,4 @@
-//! Kinds beyond those a first cluster needs: what they fill in, refuse, keep and show.
+//! Tests of further kinds: their defaults, errors, kept fields and columns.
 
 use super::*;
 

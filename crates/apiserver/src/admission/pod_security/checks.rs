@@ -1,17 +1,18 @@
-//! The checks of each level, as of each version: one row each in [`CHECKS`], in the order in which upstream tells.
+//! The checks of each level, as of each version: one row each in [`CHECKS`], in the order of upstream's
+//! messages.
 
 use super::policy::{Level, Rule};
 use ferrite_json::Value;
 use std::collections::BTreeSet;
 
-/// What a pod does that it must not.
+/// A forbidden property of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Violation {
     pub reason: String,
     pub detail: String,
 }
 
-/// What a check sees.
+/// The inputs of a check.
 struct Pod<'a> {
     metadata: &'a Value,
     spec: &'a Value,
@@ -70,7 +71,7 @@ const CHECKS: &[Check] = &[
 /// The newest version for which a level differs from the one before.
 const LATEST: u32 = 35;
 
-/// What a pod, or a template of pods, does that a level forbids.
+/// The properties of a pod, or of a pod template, that a level forbids.
 pub(super) fn run(rule: Rule, pod: &Value) -> Vec<Violation> {
     let version = rule.version.unwrap_or(LATEST).min(LATEST);
     let pod = Pod { metadata: &pod["metadata"], spec: &pod["spec"], version };
@@ -107,7 +108,8 @@ impl Pod<'_> {
         self.version >= 25 && self.spec["os"]["name"] == "windows"
     }
 
-    /// Who sets a field of a security context to a value that is not allowed: the pod, containers, and the values.
+    /// The pod and containers that set a field of a security context to a forbidden value, and those
+    /// values.
     fn setters(&self, field: &str, allowed: impl Fn(&str) -> bool) -> (Vec<String>, BTreeSet<String>) {
         let mut values = BTreeSet::new();
         let mut bad = |context: &Value| {

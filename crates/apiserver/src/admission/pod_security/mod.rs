@@ -1,4 +1,4 @@
-//! Pod security: what pods of a namespace may ask of the node, by the level its labels name.
+//! Pod security: limits the pods of a namespace by the level that its labels name.
 
 mod checks;
 mod metrics;
@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 pub(super) const NAME: &str = "PodSecurity";
 
-/// What holds where no label says otherwise, and who is not looked at.
+/// The policy of namespaces without labels, and the exemptions.
 #[derive(Default)]
 struct PodSecurity {
     defaults: Policy,
@@ -45,10 +45,10 @@ pub(super) fn make(configuration: Option<&Value>) -> Result<Box<dyn Plugin>, Str
     }))
 }
 
-/// Pods that are looked at when a namespace's level changes, as upstream.
+/// Most pods checked when a namespace's level changes, as upstream.
 const MAX_PODS: usize = 3000;
 
-/// Subresources that cannot change what a pod may do.
+/// Subresources that cannot change a pod's privileges.
 const HARMLESS: [&str; 8] =
     ["exec", "attach", "binding", "eviction", "log", "portforward", "proxy", "status"];
 
@@ -135,7 +135,7 @@ impl PodSecurity {
         check_pod(attributes, pod, || self.policy_of(view, attributes.namespace))
     }
 
-    /// Labels must name levels and versions; a stricter level is told of the pods that it would not have let in.
+    /// Labels must name levels and versions. A stricter level warns of existing pods that violate it.
     fn namespace(&self, view: &View, attributes: &Attributes<'_>, namespace: &Value) -> Result<(), Status> {
         let (new, errors) = Policy::of(namespace, &self.defaults);
         let before = attributes.old.map(|old| Policy::of(old, &self.defaults));
@@ -182,7 +182,7 @@ fn check_pod(
     Ok(())
 }
 
-/// Tells the audit of the request what the namespace's audit level does not allow.
+/// Annotates the audit of the request with violations of the namespace's audit level.
 fn audit(attributes: &Attributes<'_>, policy: &Policy, pod: &Value) {
     let violations = checks::run(policy.audit, pod);
     if !violations.is_empty() {
@@ -208,7 +208,8 @@ fn details(violations: &[Violation]) -> String {
     texts.join(", ")
 }
 
-/// Whether an update adds containers or changes what they run: nothing else that matters is mutable.
+/// Returns true if an update adds containers or changes their images or settings: nothing else that matters
+/// is mutable.
 fn is_significant(new: &Value, old: &Value) -> bool {
     const APPARMOR: &str = "container.apparmor.security.beta.kubernetes.io/";
     ["containers", "initContainers", "ephemeralContainers"].iter().any(|kind| {
@@ -223,7 +224,7 @@ fn is_significant(new: &Value, old: &Value) -> bool {
     })
 }
 
-/// What to say of pods that a level would refuse: one line per kind of violation.
+/// The warnings about existing pods that a level would refuse: one line per kind of violation.
 fn existing(namespace: &str, rule: Rule, pods: &[Value]) -> Vec<String> {
     let mut found: BTreeMap<String, (&str, usize)> = BTreeMap::new();
     for pod in pods {

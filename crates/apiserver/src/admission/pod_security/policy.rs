@@ -39,7 +39,7 @@ impl Default for Rule {
     }
 }
 
-/// What holds in a namespace.
+/// The rules of a namespace.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Policy {
     pub enforce: Rule,
@@ -50,8 +50,8 @@ pub(super) struct Policy {
 const DOMAIN: &str = "pod-security.kubernetes.io";
 
 impl Policy {
-    /// The policy of a namespace, and what is wrong with its labels: wrong ones enforce the strictest level. What no
-    /// label says is as in `defaults`.
+    /// The policy of a namespace, and the errors in its labels. Wrong labels enforce the strictest level;
+    /// missing ones take the value from `defaults`.
     pub fn of(namespace: &Value, defaults: &Self) -> (Self, Vec<FieldError>) {
         let mut errors = Vec::new();
         let label = |name: &str| {
@@ -84,7 +84,7 @@ impl Policy {
             level: enforce_level.unwrap_or(defaults.enforce.level),
             version: enforce_version.unwrap_or(defaults.enforce.version),
         };
-        // As upstream: who sets only what is enforced is warned of it where it is not enforced yet.
+        // As upstream: with only `enforce` set, its level also produces warnings.
         let fallback = if enforce_level.is_some() { enforce } else { defaults.warn };
         let warn = match warn_level {
             Some(level) => Rule { level, version: warn_version.unwrap_or(defaults.warn.version) },

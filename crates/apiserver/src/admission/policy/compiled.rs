@@ -66,9 +66,9 @@ pub(super) struct Definition {
     pub annotations: Vec<Annotation>,
     pub mutations: Vec<Mutation>,
     pub reinvocable: bool,
-    /// Whether an expression reads `request`.
+    /// True if an expression reads `request`.
     pub reads_request: bool,
-    /// Whether an expression asks the authorizer.
+    /// True if an expression asks the authorizer.
     pub reads_authorizer: bool,
     /// The most levels of expressions that nest in one another while one of them is evaluated.
     pub levels: usize,
@@ -196,7 +196,7 @@ impl Definition {
             .chain(self.mutations.iter().map(|mutation| &mutation.expression))
     }
 
-    /// Whether the policy may match a request, judged by the names of resources alone.
+    /// Returns false if the names of resources alone already exclude a match.
     pub fn may_match(&self, attributes: &Attributes<'_>) -> bool {
         let plural = &*attributes.resource.plural;
         self.plurals.as_ref().is_none_or(|plurals| plurals.iter().any(|name| name == plural))
@@ -214,7 +214,7 @@ fn plurals(matching: &Value) -> Option<Vec<String>> {
     (!rules.is_empty() && !names.iter().any(|name| name == "*")).then_some(names)
 }
 
-/// What is done with a failed validation.
+/// The action for a failed validation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Action {
     Deny,

@@ -19,7 +19,7 @@ pub(super) struct Inputs<'a> {
     pub params: Option<&'a Value>,
     pub request: &'a Value,
     pub namespace: Option<&'a Value>,
-    /// The values of `authorizer` and `authorizer.requestResource`; none where they are not to be had.
+    /// The values of `authorizer` and `authorizer.requestResource`; none where they are not available.
     pub authorizer: Option<&'a (Cel<'static>, Cel<'static>)>,
 }
 
@@ -52,7 +52,7 @@ pub(super) enum Stop {
     NoThread,
 }
 
-/// The outcome of one expression: what was made of its value, or the reason why there is none.
+/// The outcome of one expression: the converted value, or the error.
 pub(super) type Outcome<T> = Result<T, String>;
 
 /// The outcome of one expression, and how long it took.
@@ -64,8 +64,8 @@ pub(super) struct Evaluated<T> {
 /// The outcomes of expressions in their order, and the part of the budget that is left.
 type Outcomes<T> = (Vec<Option<Evaluated<T>>>, u64);
 
-/// Evaluates expressions in order, which share their variables. Places without an expression have no outcome. Answers
-/// the part of the budget that is left.
+/// Evaluates expressions in order, which share their variables. Places without an expression have no
+/// outcome. Returns the outcomes, and the part of the budget that is left.
 pub(super) fn evaluate<T: Send>(
     definition: &Definition,
     expressions: &[Option<&Expression>],
@@ -124,7 +124,7 @@ struct Variables<'a> {
     values: Vec<OnceLock<Result<Cel<'a>, EvalError>>>,
     /// The values that the variables themselves read.
     activation: OnceLock<Activation<'a>>,
-    /// A variable sees only those before it: only so many are visible now.
+    /// Number of visible variables: a variable sees only those before it.
     visible: AtomicUsize,
     /// The cost of those that were computed since it was last asked for.
     cost: AtomicU64,
@@ -167,8 +167,8 @@ impl LazyObject for Variables<'_> {
     }
 }
 
-/// Whether the match conditions of a policy are met, or the reason why nobody knows. An unmet condition counts more
-/// than errors of others.
+/// Returns true if the match conditions of a policy are met, or the error of a condition. An unmet
+/// condition takes precedence over errors of others.
 pub(super) fn meets_conditions(
     definition: &Definition,
     inputs: &Inputs<'_>,

@@ -45,7 +45,7 @@ static MUTATING: LazyLock<Checks> = LazyLock::new(|| {
     }
 });
 
-/// The kind of an error by its message, as upstream tells it.
+/// The kind of an error by its message, as upstream derives it.
 fn error_type(message: &str) -> &'static str {
     match message {
         message if message.starts_with("compilation") => "compile_error",
@@ -56,7 +56,7 @@ fn error_type(message: &str) -> &'static str {
     }
 }
 
-/// Counts a validation that failed or had an error. `action` is what was done about it.
+/// Counts a validation that failed or had an error. `action` is the action that followed.
 pub(super) fn validated(policy: &str, binding: &str, message: &str, action: &str, elapsed: Duration) {
     let labels = [policy, binding, error_type(message), action];
     VALIDATING.total.with(&labels).increment();

@@ -2,7 +2,7 @@
 //!
 //! The way of a request: [`compiled`] policies that match it, their bindings that match it, the parameters of each
 //! binding ([`params`]), and for each parameter one evaluation ([`evaluate`]) of the policy's expressions. [`validate`]
-//! and [`mutate`] are the two stages; [`patch`] is what mutations do.
+//! and [`mutate`] are the two stages; [`patch`] has the changes of mutations.
 //!
 //! Policies have no say in policies and bindings: one that refuses everything can still be removed.
 
@@ -45,7 +45,7 @@ const REVIEWS: &[(&str, &str)] = &[
     ("authorization.k8s.io", "subjectaccessreviews"),
 ];
 
-/// Whether policies have no say in a resource.
+/// Returns true if policies do not apply to a resource.
 fn is_exempt(resource: &Resource) -> bool {
     let policies = resource.group == GROUP
         && matches!(
@@ -97,7 +97,7 @@ impl Policies {
     }
 }
 
-/// What evaluations of one request share. Each part is made when it is first needed.
+/// Values shared by the evaluations of one request. Each is made when it is first needed.
 struct Session<'a> {
     view: &'a View,
     attributes: &'a Attributes<'a>,
@@ -172,7 +172,7 @@ impl<'a> Session<'a> {
     }
 }
 
-/// Whether a binding matches the request.
+/// Returns true if a binding matches the request.
 fn binding_matches(
     binding: &Binding,
     view: &View,

@@ -49,10 +49,10 @@ impl MutatingStage for MutatingPolicies {
     }
 }
 
-/// A failure of a policy, told as upstream tells it.
+/// A failure of a policy, worded as upstream words it.
 struct Failure {
     message: String,
-    /// Whether it is an expression's failure, not one of the configuration.
+    /// True if an expression failed, false if the configuration is wrong.
     invalid: bool,
 }
 

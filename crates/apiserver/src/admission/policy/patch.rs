@@ -19,7 +19,7 @@ pub(super) enum PatchFailure {
     Status(Status),
 }
 
-/// What a mutation does to an object, from the value of its expression.
+/// The patch of a mutation, from the value of its expression.
 pub(super) fn of_value(patch: PatchType, value: &Cel<'_>) -> Result<Value, String> {
     match patch {
         PatchType::ApplyConfiguration => match value {
@@ -85,7 +85,7 @@ fn find_wrong_names(value: &Cel<'_>, expected: &str, wrong: &mut Vec<String>) {
             }
         }
         Cel::List(list) => list.iter().for_each(|item| find_wrong_names(&item, expected, wrong)),
-        // What comes from JSON has no objects with names.
+        // A value from JSON has no named object types.
         Cel::Map(CelMap::Json { .. }) => {}
         Cel::Map(map) => map.entries().iter().for_each(|(_, value)| find_wrong_names(value, expected, wrong)),
         _ => {}

@@ -47,10 +47,10 @@ impl ValidatingStage for ValidatingPolicies {
     }
 }
 
-/// What a validation came to.
+/// The result of a validation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Decision {
-    /// Whether the request is let through.
+    /// True if the request is admitted.
     admits: bool,
     /// The reason of a failure. None of a validation that succeeded.
     message: Option<String>,
@@ -59,7 +59,7 @@ struct Decision {
     elapsed: Duration,
 }
 
-/// What an audit annotation came to.
+/// The result of an audit annotation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Annotated {
     Nothing,
@@ -320,7 +320,7 @@ impl<'a> Matched<'a> {
     }
 }
 
-/// Does what a binding wants done about a verdict.
+/// Takes the binding's action for a verdict.
 fn act(
     attributes: &Attributes<'_>,
     definition: &Definition,

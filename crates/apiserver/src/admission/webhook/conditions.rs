@@ -18,7 +18,7 @@ struct Condition {
 #[derive(Default)]
 pub(super) struct Conditions(Vec<Condition>);
 
-/// Whether the webhook is called.
+/// Tells if the webhook is called.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Met {
     Yes,

@@ -14,11 +14,11 @@ use std::borrow::Cow;
 /// The largest answer: a patch of a whole object, which is base64 of JSON.
 const LIMIT: usize = 8 << 20;
 
-/// What a webhook that admits a request has decided.
+/// The decision of a webhook that admits a request.
 pub(super) struct Outcome {
     /// The object as it is now, if it was changed.
     pub object: Option<Value>,
-    /// The patch that was applied, if the audit of the request tells it.
+    /// The patch that was applied, if the audit of the request records it.
     pub patch: Option<Value>,
 }
 
@@ -187,7 +187,7 @@ async fn patched(
         },
     };
     if !is_body {
-        // As upstream: what a webhook adds is completed like what a client sends.
+        // As upstream: fields that a webhook adds get defaults like those that a client sends.
         matched.strategy.default(&mut object);
         if !std::ptr::eq(own, matched) {
             object = view.convert(matched, own, &object).await.map_err(Failure::Internal)?;

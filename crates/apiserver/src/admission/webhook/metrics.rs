@@ -1,4 +1,4 @@
-//! What webhooks cost and how they decide, by their names.
+//! Durations and decisions of webhooks, by their names.
 
 use crate::metrics::{Timing, head, put};
 use std::collections::BTreeMap;
@@ -7,7 +7,8 @@ use std::time::Duration;
 
 /// Upstream's buckets.
 const SECONDS: &[f64] = &[0.005, 0.025, 0.1, 0.5, 1.0, 2.5, 10.0, 25.0];
-/// Series of one metric. Only who may configure webhooks can make new ones, but they may do so for ever.
+/// Most series of one metric. Only users who may configure webhooks can make new ones, but they may do so
+/// for ever.
 const SERIES: usize = 2048;
 
 /// Why a webhook refused a request.

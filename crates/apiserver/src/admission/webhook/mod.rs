@@ -1,7 +1,8 @@
 //! MutatingAdmissionWebhook and ValidatingAdmissionWebhook.
 //!
-//! [`compiled`] holds what stored configurations say, [`review`] the question and the checks on the answer, [`invoke`]
-//! the call of one webhook. This module decides which are called, in which order, and what their answers mean.
+//! [`compiled`] holds the stored configurations, [`review`] the request and the checks of the response,
+//! [`invoke`] the call of one webhook. This module decides which webhooks are called, in which order, and
+//! interprets their responses.
 
 mod compiled;
 mod conditions;
@@ -92,7 +93,7 @@ impl Webhooks {
         }
     }
 
-    /// Calls a webhook and counts it. Answers what it decided; none if it failed and that is ignored.
+    /// Calls a webhook and counts it. Returns its decision; none if it failed and that is ignored.
     async fn call(
         &self,
         webhook: &Webhook,
@@ -167,7 +168,7 @@ impl MutatingWebhooks {
         Ok(Box::new(Self(Webhooks::new(parts, "mutatingwebhookconfigurations", ADMIT)?)))
     }
 
-    /// Calls webhooks one after the other; each sees what those before have changed.
+    /// Calls webhooks one after the other; each sees the changes of those before.
     async fn dispatch(
         &self,
         view: &View,

@@ -1,4 +1,4 @@
-//! The headers in which a request says as whom it wants to be made.
+//! The headers in which a request names the user to impersonate.
 
 use ferrite_api::Status;
 use http::{HeaderMap, HeaderName, HeaderValue};
@@ -21,7 +21,7 @@ pub(super) struct Wanted {
     pub extra: BTreeMap<String, Vec<String>>,
 }
 
-/// Whether a request may want to be made as somebody else.
+/// Returns true if a request has impersonation headers.
 pub(crate) fn impersonates(headers: &HeaderMap) -> bool {
     headers.keys().any(|name| name.as_str().starts_with(PREFIX))
 }
@@ -79,7 +79,7 @@ impl Wanted {
         Err(Status::bad_request(format!("requested {} without impersonating a user name", wanted.in_go())))
     }
 
-    /// Whether nothing but the name is given.
+    /// Returns true if only the name is given.
     pub fn is_name_only(&self) -> bool {
         self.uid.is_empty() && self.groups.is_empty() && self.extra.is_empty()
     }

@@ -45,8 +45,8 @@ pub(super) fn listed(spec: &Value, key: &str) -> Vec<String> {
     list.into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect()
 }
 
-/// Whether a Service prefers two families and its addresses stay as they are. Such a one neither gains nor loses an
-/// address just because the cluster has changed.
+/// Returns true if a Service prefers two families and its addresses stay as they are. It neither gains nor
+/// loses an address just because the cluster has changed.
 pub(super) fn is_settled(spec: &Value, old: &Value) -> bool {
     let prefers = |spec: &Value, unset: bool| match spec.get("ipFamilyPolicy").and_then(Value::as_str) {
         Some(policy) => policy == "PreferDualStack",
@@ -166,7 +166,7 @@ mod tests {
 
     const DUAL: &[Family] = &[Family::V4, Family::V6];
 
-    /// The families and the policy decided on, or what was refused.
+    /// The families and the policy decided on, or the error.
     fn settled(spec: Value, old: Option<Value>, cluster: &[Family]) -> String {
         let mut spec = spec;
         match settle(&mut spec, old.as_ref(), cluster) {

@@ -1,4 +1,4 @@
-//! Addresses and ports of Services: who gets which.
+//! Allocation of addresses and ports to Services.
 
 mod families;
 mod metrics;
@@ -22,22 +22,24 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// Stands for the Service in a record that is not made.
 const UNRECORDED: &str = "-";
 
-/// Hands out cluster addresses and node ports, each to one Service. Who has which is recorded with the Services.
+/// Allocates cluster addresses and node ports, each to one Service. The owners are recorded with the
+/// Services.
 pub(crate) struct ServiceAllocator {
-    /// The ranges the server was told, the primary family's first.
+    /// The configured ranges, the primary family's first.
     configured: Vec<Cidr>,
     ports: RangeInclusive<u16>,
     reserved: Mutex<Reserved>,
 }
 
-/// What writes that are under way have been given, before the store knows.
+/// Addresses and ports of writes in progress, which the store does not know yet.
 #[derive(Default)]
 struct Reserved {
     addresses: BTreeSet<IpAddr>,
     ports: BTreeSet<u16>,
 }
 
-/// What was reserved for a write. Ends with it: then the store's records tell whose it is, or it is free again.
+/// The reservation of a write. It ends with the write: then the store has a record of the owner, or the
+/// address is free again.
 pub(crate) struct Allocation<'a> {
     allocator: Option<&'a ServiceAllocator>,
     addresses: Vec<IpAddr>,
@@ -90,7 +92,7 @@ impl ServiceAllocator {
         Some(range.address_of(address_number(range.ends().0).0.saturating_add(1)))
     }
 
-    /// Fills in what a Service needs and reserves it. Other resources need nothing.
+    /// Allocates the addresses and ports of a Service. Other resources need nothing.
     pub fn allocate(
         &self,
         view: &View,
@@ -125,7 +127,7 @@ impl ServiceAllocator {
             given: &mut allocation.ports,
         };
         let given = ports::give(spec, old, &name, &mut giving);
-        // What was given goes back when the allocation ends, which needs the lock.
+        // Dropping an allocation returns its addresses, which needs the lock.
         drop(reserved);
         given.map(|()| allocation)
     }

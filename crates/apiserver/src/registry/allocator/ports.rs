@@ -9,14 +9,14 @@ use ferrite_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 
-/// Ports being given out in one write: what others have, and what the write has got so far.
+/// The allocation of ports in one write: those of others, and those of the write so far.
 pub(super) struct Giving<'a> {
     pub range: &'a RangeInclusive<u16>,
-    /// Whether what is given is counted: dry runs keep nothing.
+    /// True if allocations are counted: dry runs keep nothing.
     pub counts: bool,
-    /// Whether a stored Service has a port.
+    /// Returns true if a stored Service has a port.
     pub held: &'a dyn Fn(u16) -> bool,
-    /// What this and other writes have got.
+    /// Ports of this and other writes in progress.
     pub reserved: &'a mut BTreeSet<u16>,
     pub given: &'a mut Vec<u16>,
 }
@@ -43,7 +43,7 @@ impl Giving<'_> {
         Ok(())
     }
 
-    /// Any free port; the lower part of the range is left to those who ask for a port by number.
+    /// Any free port; the lower part of the range is left for static allocation.
     fn next(&mut self) -> Result<u64, &'static str> {
         let (first, last) = (u128::from(*self.range.start()), u128::from(*self.range.end()));
         let upper = first + by_name(last.saturating_sub(first) + 1, 32, 128);
@@ -92,7 +92,7 @@ fn refused(name: &str, index: usize, port: u64, why: String) -> Status {
     Status::invalid("", "Service", name, &[FieldError::invalid(&path, port, why)])
 }
 
-/// Gives a Service the ports it needs. `name` is the Service's, for what is refused.
+/// Gives a Service the ports it needs. `name` is the Service's, for errors.
 pub(super) fn give(
     spec: &mut Value,
     old: Option<&Value>,
@@ -198,7 +198,7 @@ mod tests {
     use super::*;
     use ferrite_json::json;
 
-    /// The ports given in a range of a hundred where 30001 is somebody else's, or what was refused.
+    /// The ports given in a range of a hundred where 30001 is somebody else's, or the error.
     fn given(mut spec: Value, old: Option<Value>) -> Result<Value, String> {
         let own: Vec<u16> =
             old.iter().flat_map(|spec| held(&json!({"spec": spec})).collect::<Vec<_>>()).collect();
@@ -228,7 +228,7 @@ mod tests {
             "the lower part is left to those who ask: {}",
             number(0)
         );
-        // What one of them asks for is the other's too.
+        // A number that one of them asks for is the other's too.
         let asked =
             json!([{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP", "nodePort": 30005}]);
         let spec = given(json!({"type": "NodePort", "ports": asked}), None).expect("ports");

@@ -8,10 +8,11 @@ use rand::RngExt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-/// As upstream: the widest range of IPv6 has so many bits in common.
+/// As upstream: the shortest prefix of an IPv6 range.
 const WIDEST_V6: u8 = 64;
 
-/// Whether addresses are given out from a ServiceCIDR. One that nobody has judged is: its controller may not run.
+/// Returns true if addresses are allocated from a ServiceCIDR. One without a condition counts as ready: its
+/// controller may not run.
 fn is_ready(range: &Value) -> bool {
     let conditions = range.pointer("/status/conditions").and_then(Value::as_array);
     let ready = conditions.into_iter().flatten().find(|c| c["type"] == "Ready");
@@ -44,8 +45,8 @@ pub(super) fn usable(view: &View, configured: &[Cidr], family: Family) -> Vec<Ci
     ranges
 }
 
-/// The addresses of a range in the order in which they are given out: anywhere in the upper part first, then anywhere
-/// in the lower part, which is left to those who ask for an address by name.
+/// The addresses of a range in the order of allocation: anywhere in the upper part first, then anywhere in
+/// the lower part, which is left for static allocation.
 pub(super) fn candidates(range: Cidr) -> impl Iterator<Item = IpAddr> {
     let (first, last) = range.ends();
     let (first, last) = (address_number(first).0, address_number(last).0);
@@ -56,14 +57,15 @@ pub(super) fn candidates(range: Cidr) -> impl Iterator<Item = IpAddr> {
     from_somewhere(upper, last).chain(lower).map(move |number| range.address_of(number))
 }
 
-/// How many of `size` are left to those who ask by name: a part of them, within upstream's bounds.
+/// Number of the `size` addresses that are left for static allocation: a part of them, within upstream's
+/// bounds.
 pub(super) fn by_name(size: u128, part: u128, most: u128) -> u128 {
     const LEAST: u128 = 16;
     if size <= LEAST { 0 } else { (size / part).clamp(LEAST, most) }
 }
 
-/// Every number from `first` to `last`, beginning anywhere: what was just given back is not given out at once, while
-/// others may still believe that they know whose it is.
+/// Every number from `first` to `last`, beginning anywhere: a number that was just returned is not
+/// allocated again at once, while others may still use it for its former owner.
 pub(super) fn from_somewhere(first: u128, last: u128) -> impl Iterator<Item = u128> {
     let start = if first < last { rand::rng().random_range(first..=last) } else { first };
     (start..=last).chain(first..start.min(last.saturating_add(1)))

@@ -1,6 +1,6 @@
 //! Pages on their way through the proxy: links in them are made to lead through it too.
 //!
-//! A page is rewritten as it passes. What is held back is never more than one tag.
+//! A page is rewritten as it passes. At most one tag is held back.
 
 use super::links::Links;
 use crate::http::{Body, BoxError};
@@ -48,7 +48,7 @@ const ATTRIBUTES: &[(&str, &[&str])] = &[
 /// Tags whose content is text until they are closed.
 const TEXT_ONLY: &[&str] = &["iframe", "noembed", "noframes", "script", "style", "textarea", "title", "xmp"];
 
-/// How a page is packed.
+/// The compression of a page.
 pub(super) enum Decoder {
     Plain,
     Gzip(Box<MultiGzDecoder<Vec<u8>>>),
@@ -145,7 +145,7 @@ impl http_body::Body for Rewritten {
     }
 }
 
-/// A page as it comes out when it arrives in pieces of so many bytes.
+/// A page rewritten as it arrives in pieces of `piece` bytes.
 pub(crate) fn rewrite_page(html: &[u8], piece: usize) -> Vec<u8> {
     let mut page = Page::new(Links { prefix: "/p".into(), far: "10.0.0.1:80".into(), client: "api".into() });
     let mut out: Vec<u8> = html.chunks(piece.max(1)).flat_map(|piece| page.feed(piece)).collect();
@@ -169,13 +169,13 @@ struct Page {
     held: Vec<u8>,
 }
 
-/// What the beginning of the held bytes turned out to be.
+/// The meaning of the beginning of the held bytes.
 enum Step {
-    /// So many bytes pass as they are.
+    /// This number of bytes pass as they are.
     Pass(usize),
-    /// So many bytes are a tag.
+    /// This number of bytes are a tag.
     Tag(usize),
-    /// It takes more to tell.
+    /// More bytes are needed to decide.
     More,
 }
 
@@ -206,7 +206,7 @@ impl Page {
         out
     }
 
-    /// What is left when no more comes.
+    /// The held bytes at the end of the page.
     fn finish(self) -> Vec<u8> {
         self.held
     }
@@ -264,7 +264,7 @@ fn markup(rest: &[u8], inside: &mut Inside) -> Step {
     Step::Tag(end)
 }
 
-/// The end of what is being looked for may begin at the end of what is there.
+/// Passes all but `kept` bytes: the end mark may begin at the end of the held bytes.
 fn pass_all_but(rest: &[u8], kept: usize) -> Step {
     if rest.len() > kept { Step::Pass(rest.len() - kept) } else { Step::More }
 }

@@ -29,7 +29,7 @@ impl Links {
     }
 }
 
-/// The host, empty when the link has none, and what follows it.
+/// The host, empty when the link has none, and the rest of the link.
 fn split_host(target: &str) -> Option<(&str, &str)> {
     let after = match target.split_once("//") {
         Some((scheme, after)) if scheme.is_empty() || is_scheme(scheme) => after,

@@ -28,7 +28,7 @@ pub(super) enum Need<'a> {
     Unsupported,
 }
 
-/// Decides about one entry. `claim` is what stands behind it, if that exists.
+/// Decides about one entry. `claim` is its claim, if that exists.
 pub(super) fn need<'a>(pod: &Pod, entry: &'a PodResourceClaim, claim: Option<&ResourceClaim>) -> Need<'a> {
     match Named::of(pod, entry) {
         Named::Unsupported => return Need::Unsupported,
@@ -134,7 +134,7 @@ pub(super) fn release(claim: &ResourceClaim, remaining: Vec<ResourceClaimConsume
 }
 
 /// True if the claim was made for a pod that will never use it again. `find` looks a pod up by its name; a pod that is
-/// not known may be new, and the garbage collector deletes what belonged to one that is gone.
+/// not known may be new, and the garbage collector deletes the objects of one that is gone.
 pub(super) fn is_left_behind<P: AsRef<Pod>>(
     claim: &ResourceClaim,
     find: impl FnOnce(&str) -> Option<P>,
@@ -149,7 +149,7 @@ pub(super) fn is_left_behind<P: AsRef<Pod>>(
     })
 }
 
-/// The labels of the metrics: whether devices are asked for with administrator's rights.
+/// The labels of the metrics: "true" if devices are requested with admin access.
 pub(super) fn admin_access(claim: &ResourceClaim) -> &'static str {
     let requests = claim.spec.devices.as_ref().and_then(|devices| devices.requests.as_ref());
     let admin = requests
@@ -159,7 +159,7 @@ pub(super) fn admin_access(claim: &ResourceClaim) -> &'static str {
     if admin { "true" } else { "false" }
 }
 
-/// The labels of the metrics: who made the claim.
+/// The label of the metrics: the maker of the claim.
 pub(super) fn source(claim: &ResourceClaim) -> &'static str {
     let annotation = |key: &str| {
         claim.metadata.annotations.as_ref().and_then(|all| all.get(key)).map_or("", String::as_str)

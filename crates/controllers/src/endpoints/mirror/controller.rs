@@ -1,4 +1,4 @@
-//! Writes what [`super::decide`] says.
+//! Carries out the decisions of [`super::decide`].
 
 use std::sync::Arc;
 use std::time::Duration;

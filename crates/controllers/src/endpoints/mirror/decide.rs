@@ -21,7 +21,7 @@ pub(crate) const CAPACITY: usize = 1000;
 
 /// A port by all it says: name, number, protocol and protocol of the application.
 type PortKey = (String, i32, String, Option<String>);
-/// An address and the UID of what it stands for.
+/// An address and the UID of its target.
 type Target = (String, Option<String>);
 /// The same with its readiness.
 type AddressKey = (String, Option<String>, bool);
@@ -30,7 +30,7 @@ type PortsKey = Vec<PortKey>;
 /// Addresses by the text of the address.
 type Wanted = BTreeMap<(&'static str, PortsKey), BTreeMap<String, Endpoint>>;
 
-/// What to write and to tell.
+/// The slices to write, and the problems to report in events.
 #[derive(Debug, Default)]
 pub(super) struct Plan {
     pub(super) create: Vec<EndpointSlice>,
@@ -161,7 +161,7 @@ pub(super) fn plan(endpoints: &Endpoints, existing: &[Arc<EndpointSlice>], capac
         spare.extend(held);
     }
     spare.extend(unused.into_values().flatten());
-    // A slice that is no longer needed takes on what another lacks: one write instead of two.
+    // A superfluous slice is reused for missing endpoints: one write instead of two.
     for made in missing {
         match spare.iter().position(|slice| slice.address_type == made.address_type) {
             Some(at) => plan.update.push(renamed(made, spare.swap_remove(at))),
@@ -207,7 +207,7 @@ fn slice(endpoints: &Endpoints, family: &str, ports: &[PortKey], members: Vec<En
     }
 }
 
-/// Whether the slice says what `made` would. Ports are known to be the same.
+/// Returns true if the slice has the same content as `made`. The caller has compared the ports.
 fn is_same(present: &EndpointSlice, made: &EndpointSlice) -> bool {
     let members = |slice: &EndpointSlice| {
         let mut members = slice.endpoints.clone().unwrap_or_default();

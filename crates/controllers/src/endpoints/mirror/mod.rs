@@ -1,4 +1,4 @@
-//! Mirrors Endpoints that people keep into EndpointSlices: those who route Services read slices only.
+//! Mirrors Endpoints that people maintain into EndpointSlices: service proxies read slices only.
 
 pub(in crate::endpoints) mod controller;
 pub(in crate::endpoints) mod decide;

@@ -23,7 +23,7 @@ const ZONE: &str = "topology.kubernetes.io/zone";
 /// Endpoints in one slice at most, unless configured.
 pub(crate) const CAPACITY: usize = 100;
 
-/// What to write.
+/// The slices to write.
 #[derive(Debug, Default)]
 pub(super) struct Plan {
     pub(super) create: Vec<EndpointSlice>,
@@ -99,7 +99,7 @@ fn endpoint(
     }
 }
 
-/// Who should use the endpoint, as the Service's `trafficDistribution` wants it.
+/// The topology hints that the Service's `trafficDistribution` asks for.
 fn hints(service: &Service, node: Option<&str>, zone: Option<&str>) -> Option<EndpointHints> {
     let distribution = service.spec.as_ref()?.traffic_distribution.as_deref()?;
     let same_node = match distribution {
@@ -283,7 +283,7 @@ mod tests {
         plan(service, pods, |node| Some(format!("zone-of-{node}")), &existing, CAPACITY)
     }
 
-    /// As the API would return what was created.
+    /// Slices as the API would return them after a create.
     fn stored(slices: Vec<EndpointSlice>) -> Vec<EndpointSlice> {
         let named = slices.into_iter().enumerate().map(|(index, mut slice)| {
             slice.metadata.name = Some(format!("web-{index}"));

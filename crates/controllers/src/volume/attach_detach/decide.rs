@@ -1,4 +1,4 @@
-//! What to attach to a node and what to detach from it: a pure function of what is known.
+//! Decides which volumes to attach to a node and which to detach from it. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -28,7 +28,7 @@ pub(super) struct Attachment {
     pub problem: Option<String>,
 }
 
-/// What is known of one node. Volumes are named as in its status.
+/// The known state of one node. Volumes are named as in its status.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct NodeState {
     /// Nothing of this node is known any more.
@@ -61,12 +61,13 @@ pub(super) enum Action {
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Decision {
-    /// What `status.volumesAttached` must be before anything else is done; nothing when it is so already.
+    /// The value that `status.volumesAttached` must have before the actions start; `None` if it has it
+    /// already.
     pub report: Option<BTreeSet<String>>,
     pub actions: Vec<Action>,
     /// Volumes that nobody wants, from now or from earlier.
     pub unwanted_since: BTreeMap<String, Timestamp>,
-    /// When to look again if nothing happens before.
+    /// Delay of the next sync if nothing happens before.
     pub wake: Option<Duration>,
 }
 
@@ -166,7 +167,7 @@ mod tests {
     fn volumes_are_attached_reported_and_detached_when_they_are_let_go() {
         let attach = Action::Attach { name: V.into() };
         let detach = |forced| Action::Detach { name: V.into(), object: "csi-1".into(), forced };
-        /// A name, what is known of the node, what it is told to have attached if that changes, and what is done.
+        /// A name, the state of the node, the new `volumesAttached` if it changes, and the actions.
         type Row = (&'static str, NodeState, Option<BTreeSet<String>>, Vec<Action>);
         let rows: Vec<Row> = vec![
             ("nothing", base(), None, vec![]),

@@ -1,7 +1,8 @@
 //! Has volumes of CSI drivers attached to the nodes whose pods want them, and detached when nobody wants them any more.
 //!
 //! One key is one node. An attachment is an object (VolumeAttachment) that the driver's own controller acts on; a node's
-//! `volumesAttached` tells its kubelet which volumes it may mount, and `volumesInUse` tells us which ones it has.
+//! `volumesAttached` lists the volumes that its kubelet may mount, and `volumesInUse` lists those that it
+//! has.
 
 mod decide;
 
@@ -58,7 +59,7 @@ struct AttachDetach {
     patient: bool,
     /// Since when volumes of each node are wanted by nobody.
     unwanted: Mutex<BTreeMap<String, BTreeMap<String, Timestamp>>>,
-    /// What was said last of a volume of a node: it is not said again.
+    /// The last message about a volume of a node, so that it is not repeated.
     said: Mutex<BTreeMap<(String, String), String>>,
 }
 
@@ -128,7 +129,7 @@ pub(crate) fn start(context: &Context) {
         .run_with(controller.clone(), |controller, key| async move { controller.sync(&key.name).await });
 }
 
-/// What of a node matters here.
+/// The facts of a node that matter here.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Facts {
     /// Its kubelet leaves attaching to this controller.
@@ -158,7 +159,7 @@ fn facts(node: &Node) -> Facts {
     }
 }
 
-/// Tells whether the attachment `object` is of the volume that the node calls `unique`.
+/// Returns true if the attachment `object` is of the volume that the node calls `unique`.
 fn is_of(object: &str, unique: &str, node: &str) -> bool {
     parse_unique_name(unique).is_some_and(|(driver, handle)| attachment_name(handle, driver, node) == object)
 }
@@ -177,7 +178,8 @@ fn add_node(node: Option<String>, queue: &WorkQueue<ObjectKey>) {
     }
 }
 
-/// Tells whether several nodes may have the volume, as upstream: a volume without access modes may be anywhere.
+/// Returns true if several nodes may have the volume, as upstream: a volume without access modes may be
+/// anywhere.
 fn is_shared(volume: &PersistentVolume) -> bool {
     let modes = volume.spec.as_ref().and_then(|spec| spec.access_modes.as_deref()).unwrap_or_default();
     modes.is_empty() || modes.iter().any(|mode| matches!(mode.as_str(), "ReadWriteMany" | "ReadOnlyMany"))
@@ -215,7 +217,7 @@ impl AttachDetach {
             let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
             said.retain(|(of, volume), _| of != node || state.wanted.contains_key(volume));
         }
-        // A kubelet must not mount what is about to be detached: the status is first.
+        // A kubelet must not mount a volume that is about to be detached: the status is first.
         self.report(node, &decision).await?;
         for action in &decision.actions {
             self.act(node, &state, action, &users).await?;
@@ -223,12 +225,13 @@ impl AttachDetach {
         Ok(decision.wake)
     }
 
-    /// What is known of the node, and which pods want which volumes. Nothing for a node that is none of ours.
+    /// The state of the node, and the pods that want each volume. `None` for a node that this controller
+    /// does not manage.
     fn look(&self, node: &str) -> (Option<NodeState>, BTreeMap<String, Vec<Arc<Pod>>>) {
         let object = self.nodes.get(&ObjectKey::cluster(node));
         let facts = object.as_deref().map(facts).unwrap_or_default();
         let mut attachments = BTreeMap::new();
-        // What others attach is theirs to detach.
+        // Only its own attachments: others detach theirs.
         let attached = self.attachments.by_index(ATTACHMENTS_BY_NODE, node);
         for one in attached.iter().filter(|one| is_attachment_name(name(&one.metadata))) {
             let volume = one.spec.source.persistent_volume_name.as_deref().unwrap_or_default();
@@ -393,7 +396,7 @@ impl AttachDetach {
         }
     }
 
-    /// Tells the pods that wait who has their volume, in upstream's words.
+    /// Records events for waiting pods that name the user of their volume, in upstream's words.
     fn multi_attach(
         &self,
         node: &str,

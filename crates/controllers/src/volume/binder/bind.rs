@@ -79,7 +79,7 @@ pub(crate) fn volume_in_phase(
     Some(changed)
 }
 
-/// The claim in that phase, with what it got from the volume, or without anything.
+/// The claim in that phase, with the data of its volume, or without any.
 pub(crate) fn claim_in_phase(
     claim: &PersistentVolumeClaim,
     phase: &str,

@@ -1,4 +1,4 @@
-//! Wakes the state machines of [`super::decide`] and writes what they say.
+//! Triggers the state machines of [`super::decide`] and writes their decisions.
 
 use std::fmt;
 use std::sync::Arc;
@@ -38,7 +38,7 @@ const BY_VOLUME: &str = "volume";
 /// Index of claims that are not bound yet by their class.
 const UNBOUND: &str = "unbound";
 
-/// What the controller works on.
+/// An object to sync.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Key {
     Claim(ObjectKey),
@@ -166,8 +166,8 @@ impl Binder {
             Key::Volume(name) => Box::pin(self.sync_volume(name)).await,
         };
         match done {
-            // The informer is behind: what it brings wakes the key, and the delay covers a write that it had brought
-            // before.
+            // The informer is behind: its next change wakes the key, and the delay covers a write that it
+            // had shown before.
             Err(error) if is_stale(&error) => Ok(Some(BEHIND)),
             done => done.map(|()| None),
         }
@@ -241,7 +241,7 @@ impl Binder {
         }
     }
 
-    /// What a claim says that waits for its first pod.
+    /// The event of a claim that waits for its first pod.
     fn waiting_for(&self, key: &ObjectKey) -> (&'static str, String) {
         let pods = self.pods.by_index(PODS_BY_CLAIM, &key.to_string());
         let unscheduled = |pod: &Pod| {
@@ -400,7 +400,7 @@ impl Binder {
     }
 }
 
-/// Tells whether a sync lost against another writer, whose write wakes the key again.
+/// Returns true if a sync lost against another writer, whose write wakes the key again.
 fn is_stale(error: &SyncError) -> bool {
     matches!(error, SyncError::Api { error, .. } if is_conflict(error) || is_not_found(error))
 }

@@ -1,4 +1,4 @@
-//! The two state machines: what to do about a claim, and what to do about a volume.
+//! The two state machines: decisions about a claim, and decisions about a volume.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::volume::objects::{
 /// Provisioners of this prefix were built into upstream's controller manager; there is nobody to wait for.
 const IN_TREE: &str = "kubernetes.io/";
 
-/// What is known when a claim is decided on.
+/// Inputs for deciding about a claim.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ClaimView<'a> {
     /// The volume that the claim names.
@@ -150,12 +150,12 @@ pub(crate) enum VolumeStep {
     Reclaim(Reclaim),
 }
 
-/// What becomes of a volume without a claim.
+/// The action for a volume without a claim.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Reclaim {
-    /// It stays as it is, or whoever made it deletes it.
+    /// It stays as it is, or its maker deletes it.
     LeaveAlone,
-    /// Nobody can do what the policy says.
+    /// Nobody can carry out the policy.
     Fail { reason: &'static str, message: String },
 }
 
@@ -219,7 +219,7 @@ fn reclaim(volume: &PersistentVolume) -> Reclaim {
     }
 }
 
-/// Tells whether a volume is already known to be without a claim.
+/// Returns true if a volume is already known to be without a claim.
 pub(crate) fn is_released(volume: &PersistentVolume) -> bool {
     matches!(volume_phase(volume), "Released" | "Failed")
 }

@@ -1,4 +1,4 @@
-//! Wakes the decisions of [`super::decide`] and writes what they say.
+//! Triggers the decisions of [`super::decide`] and writes them.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -36,7 +36,7 @@ const DELETING: &str = "local volumes being deleted";
 /// Index of claims without a volume by the node that was selected for them.
 const SELECTED: &str = "selected node";
 
-/// What the provisioner works on.
+/// An object to sync.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Key {
     Claim(ObjectKey),

@@ -1,4 +1,4 @@
-//! What the provisioner does about a claim, a volume and a node.
+//! Decides the provisioner's actions for a claim, a volume and a node.
 
 use std::collections::BTreeSet;
 
@@ -181,7 +181,7 @@ pub(crate) enum VolumeStep {
     Ask {
         node: String,
     },
-    /// Lets the object go.
+    /// Removes the finalizer, so that the object goes.
     Release,
 }
 

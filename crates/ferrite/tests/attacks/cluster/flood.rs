@@ -6,7 +6,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::process::CommandExt;
 
-/// What a machine gives a process where nobody says otherwise.
+/// The usual default limit of open files.
 const DESCRIPTORS: u64 = 1024;
 
 #[test]

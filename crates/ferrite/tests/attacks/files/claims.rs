@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// What a hostile pod leaves in its volume is removed with the volume, and nothing else is.
+/// The remains of a hostile pod in its volume are removed with the volume, and nothing else is.
 #[test]
 fn links_in_a_volume_lead_nowhere() {
     let world = world_with_shell();

@@ -39,7 +39,7 @@ spec:
     assert!(!world.log().contains("Too many open files"), "{}", world.log());
 }
 
-/// The kubelet starts although it cannot remove what a pod left, and tries again.
+/// The kubelet starts although it cannot remove a pod's files, and tries again.
 #[test]
 fn a_clean_up_that_fails_holds_nothing_up() {
     let mut world = world_with_shell();

@@ -94,7 +94,7 @@ spec:
     }
 }
 
-/// How a container of upstream's conformance tests ends, and the message it must leave.
+/// A container of upstream's conformance tests and the termination message that it must leave.
 struct LastWords {
     script: &'static str,
     path: &'static str,

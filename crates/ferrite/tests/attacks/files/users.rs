@@ -15,7 +15,7 @@ fn as_user(program: &str, arguments: &[&str]) -> bool {
 #[test]
 fn users_of_the_node_reach_no_data() {
     let mut world = World::prepare(&[]);
-    // Everything above is open; what an earlier version made is repaired.
+    // Everything above is open; directories that an earlier version made are repaired.
     let open = |path: &std::path::Path| {
         std::fs::create_dir_all(path).unwrap();
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();

@@ -51,7 +51,7 @@ fn volumes_of_the_kubelet_cannot_be_written() {
     std::fs::create_dir(&victim).unwrap();
     std::fs::write(victim.join("kept"), "x").unwrap();
 
-    // What the pod is for works.
+    // The intended use of the volumes works.
     let read = sh(&world, "p", "cat /v/secret/key /v/config/key /v/projected/key /v/downward/labels /v/key");
     assert_eq!(read, "oneoneonea=\"b\"one");
     assert!(sh(&world, "p", "cat /v/projected/token").len() > 100);
@@ -136,7 +136,7 @@ fn mount_tmpfs(at: &Path, flags: nix::mount::MsFlags) {
     nix::mount::mount(None::<&str>, at, None::<&str>, flags, None::<&str>).unwrap();
 }
 
-/// Unmounts what the test mounted, also when it fails.
+/// Unmounts the test's mounts, also when it fails.
 struct Mounted(PathBuf);
 
 impl Drop for Mounted {

@@ -1,4 +1,4 @@
-//! Service accounts as plugins are told of them.
+//! Data of service accounts for plugins.
 
 use crate::volumes::Tokens;
 use async_trait::async_trait;
@@ -9,7 +9,7 @@ use kube::Client;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// What a plugin gets to know of a service account.
+/// The data of a service account that a plugin gets.
 #[derive(Clone)]
 pub(super) struct AccountData {
     pub token: String,

@@ -1,4 +1,4 @@
-//! Answers of a plugin, kept for as long as it says and for whom they were given.
+//! Responses of a plugin, kept for the time that it sets and for the accounts that they were given for.
 
 use super::exec::Credentials;
 use jiff::Timestamp;
@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 /// Key of an answer that is good for every image.
 const GLOBAL: &str = "global";
 
-/// What an answer may be used for, in the plugin's words.
+/// The scope in which a response may be reused, in the plugin's terms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Deserialize)]
 pub(super) enum CacheKeyType {
     Image,
@@ -34,7 +34,7 @@ pub(super) enum Scope {
         namespace: String,
         name: String,
         uid: String,
-        /// Those the plugin was told.
+        /// The annotations that the plugin got.
         annotations: Vec<(String, String)>,
         /// The digest of the token, when the answer is as good as that only.
         token: Option<[u8; 32]>,

@@ -70,7 +70,7 @@ pub(super) struct TokenAttributes {
     pub optional_annotations: Vec<String>,
 }
 
-/// How far an answer that was given for a token reaches.
+/// The scope of a response that was given for a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CacheType {
     ServiceAccount,

@@ -11,11 +11,11 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, Command};
 
-/// How long a plugin may take, as upstream has it.
+/// Time limit of a plugin, the same as upstream's.
 pub(super) const TIME_LIMIT: Duration = Duration::from_secs(60);
 /// Longest response a plugin may give.
 const MAX_RESPONSE: u64 = 1 << 20;
-/// How much of a complaint is worth a log line.
+/// Length of a plugin's error output that is logged.
 const MAX_COMPLAINT: u64 = 2 << 10;
 
 /// Credentials by the images they are for.
@@ -30,7 +30,7 @@ pub(super) struct Auth {
     pub password: String,
 }
 
-/// What a plugin is asked.
+/// The request to a plugin.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Request<'a> {
@@ -57,7 +57,7 @@ impl<'a> Request<'a> {
     }
 }
 
-/// What a plugin answers.
+/// The response of a plugin.
 #[derive(Clone)]
 pub(super) struct Response {
     pub cache_key_type: CacheKeyType,
@@ -84,7 +84,7 @@ struct Versioned {
     api_version: String,
 }
 
-/// Why a plugin gave nothing. What it wrote as its response is in none of these: it may be half a secret.
+/// The failure of a plugin. None of these contains the plugin's response: it may be half a secret.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ExecError {
     #[error("error execing credential provider plugin {plugin} for image {image}")]
@@ -118,7 +118,7 @@ pub(super) async fn run(plugin: &PluginConfig, request: &Request<'_>) -> Result<
     let mut command = Command::new(&plugin.program);
     command.args(&plugin.args).envs(plugin.env.iter().map(|(name, value)| (name, value)));
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    // A group of its own: what it started can be ended with it.
+    // A group of its own: processes that it started can be ended with it.
     command.process_group(0).kill_on_drop(true);
     let mut child = command.spawn().map_err(failed)?;
     let mut group = Group(child.id());
@@ -173,7 +173,7 @@ async fn talk(child: &mut Child, request: &[u8]) -> std::io::Result<(ExitStatus,
     Ok((status?, output?, complaint?))
 }
 
-/// Reads up to `limit` bytes, and lets the rest go by.
+/// Reads up to `limit` bytes, and discards the rest.
 async fn read(stream: Option<impl AsyncRead + Unpin>, limit: u64) -> std::io::Result<Vec<u8>> {
     let mut out = Vec::new();
     if let Some(mut stream) = stream {

@@ -1,7 +1,8 @@
 //! Credentials from plugins: programs the node's administrator installs, which answer for the images they are
 //! configured to match.
 //!
-//! `config` reads what is configured, `pattern` decides which images a plugin is asked about, `exec` runs it,
+//! `config` reads the configuration, `pattern` decides which images a plugin is asked about, `exec` runs
+//! it,
 //! `cache` keeps its answers. A plugin that fails costs its own credentials only: the pull goes on with the
 //! others.
 
@@ -36,7 +37,7 @@ pub(crate) struct Providers {
     accounts: Arc<dyn Accounts>,
 }
 
-/// Who asks for the same at the same time gets one run's answer.
+/// Concurrent callers with the same request share one run of the plugin.
 type Flights = Mutex<HashMap<Flight, Arc<OnceCell<Option<Credentials>>>>>;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -127,7 +128,7 @@ impl Provider {
     }
 
     async fn run(&self, image: &str, account: Option<AccountData>, scope: &Scope) -> Option<Credentials> {
-        // Another flight may have landed since the cache was looked at.
+        // Another run may have finished since the cache was checked.
         if let Some(known) = self.cache.get(image, scope, self.clock.now()) {
             return Some(known);
         }
@@ -149,8 +150,8 @@ impl Provider {
         Some(response.auth)
     }
 
-    /// What the plugin is told of the pod's service account, and who else may have the answer. `None` when the
-    /// plugin is not for this pod.
+    /// The service account data for the plugin, and the scope of its response. `None` if the plugin is not
+    /// for this pod.
     async fn account(
         &self,
         token: &TokenAttributes,

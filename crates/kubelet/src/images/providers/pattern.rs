@@ -86,7 +86,7 @@ fn glob(pattern: &[u8], text: &[u8]) -> bool {
     }
 }
 
-/// Whether a byte is in the class that begins here, and what comes after it.
+/// Returns true if a byte is in the class that begins here, and the pattern after the class.
 fn class(pattern: &[u8], byte: u8) -> Option<(bool, &[u8])> {
     let (negated, mut rest) = match pattern.strip_prefix(b"^") {
         Some(rest) => (true, rest),

@@ -101,7 +101,7 @@ const WORKING_SET: (&str, &str, &str) = (
 );
 
 pub(in crate::server) async fn resource_metrics(context: &Context) -> Answer {
-    // As upstream: figures of the node are told even when those of pods cannot be had.
+    // As upstream: the node's figures are served even if reading those of pods fails.
     let (pods, failed) = match pods(context).await {
         Ok(pods) => (pods, false),
         Err(error) => {

@@ -1,5 +1,5 @@
-//! What pods and the node use: `/stats/summary`, `/metrics`, `/metrics/resource`, `/metrics/cadvisor` and
-//! `/metrics/probes`.
+//! Resource usage of pods and the node: `/stats/summary`, `/metrics`, `/metrics/resource`,
+//! `/metrics/cadvisor` and `/metrics/probes`.
 
 mod exposition;
 pub(crate) mod node;
@@ -31,7 +31,7 @@ struct PodKey {
     uid: String,
 }
 
-/// What a pod uses: as a whole where the runtime measures that, and by container.
+/// Resource usage of a pod: as a whole if the runtime measures that, and by container.
 #[derive(Debug, Default)]
 struct PodFigures {
     whole: Option<LinuxPodSandboxStats>,
@@ -41,7 +41,8 @@ struct PodFigures {
 }
 
 impl PodFigures {
-    /// A figure of the pod's own group, which counts what belongs to no container, too; else the containers' sum.
+    /// A figure of the pod's own group, which includes processes outside of containers; else the
+    /// containers' sum.
     fn total(
         &self,
         whole: impl Fn(&LinuxPodSandboxStats) -> Option<u64>,

@@ -1,4 +1,4 @@
-//! What the kernel counts for the node as a whole.
+//! The kernel's counters for the node as a whole.
 
 use crate::node::meminfo_bytes;
 use nix::sys::statvfs::statvfs;
@@ -42,7 +42,7 @@ fn cpu_nanos(stat: &str) -> u64 {
     busy.saturating_mul(10_000_000)
 }
 
-/// Most processes the kernel allows, and how many there are.
+/// The kernel's limit of processes, and their number.
 pub(crate) fn processes() -> Option<(u64, u64)> {
     let most = std::fs::read_to_string("/proc/sys/kernel/pid_max").ok()?.trim().parse().ok()?;
     Some((most, running(&std::fs::read_to_string("/proc/loadavg").ok()?)?))

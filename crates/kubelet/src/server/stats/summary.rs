@@ -79,7 +79,7 @@ fn without_nulls(value: Value) -> Value {
     }
 }
 
-/// Where files of pods are, and what is known of the pods: all that counting needs.
+/// The directories and facts of pods: all that counting needs.
 struct Places {
     kubelet: PathBuf,
     logs: PathBuf,

@@ -1,4 +1,4 @@
-//! What pods use, for eviction.
+//! Resource usage of pods, for eviction.
 
 use super::{Pods, number, pods, working_set};
 use crate::eviction::PodUsage;
@@ -14,7 +14,8 @@ use std::sync::Arc;
 /// Most files counted for one figure.
 const MAX_COUNTED: u64 = 1 << 20;
 
-/// What each of these pods uses, by its UID. Files are counted only where disk matters: that may take long.
+/// Resource usage of each of these pods, by its UID. Files are counted only `with_disk`: that may take
+/// long.
 pub(crate) async fn usage(
     context: &Context,
     of: &[Arc<Pod>],

@@ -59,7 +59,7 @@ async fn a_guaranteed_pod_has_processors_for_itself() {
 #[tokio::test(start_paused = true)]
 async fn a_container_that_asks_for_too_many_is_refused() {
     let h = Harness::start_with(settings(TopologyPolicy::None)).await;
-    // The node promises two processors; four are there, and three can be had.
+    // The node promises two processors; four are there, and three can be allocated.
     h.create("p", asking("a", "2"));
     h.until_phase("p", "Running").await;
     assert_eq!(given(&h, "a").cpuset_cpus, "2-3", "a whole socket");

@@ -13,7 +13,7 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(120);
 
 impl Csi {
-    /// Waits for the attachment. Answers with what the driver's controller has to say to its node.
+    /// Waits for the attachment. Returns the publish context of the driver's controller.
     pub(super) async fn attached(&self, id: &VolumeId) -> Result<BTreeMap<String, String>, CsiError> {
         let mut seen = self.shared.node_seen.clone();
         let name = unique_name(&id.driver, &id.handle);
@@ -48,8 +48,8 @@ impl Csi {
     }
 }
 
-/// Tells whether the controller says that the volume is attached, and knows that this node uses it: from then on it
-/// detaches the volume only when the node has let it go.
+/// Returns true if the controller reports the volume as attached, and knows that this node uses it: from
+/// then on it detaches the volume only when the node has stopped using it.
 fn is_attached(node: &Node, name: &str) -> bool {
     let Some(status) = &node.status else { return false };
     status.volumes_in_use.iter().flatten().any(|used| used == name)

@@ -1,4 +1,5 @@
-//! `vol_data.json`: what a later kubelet needs to know to undo a stage or a publication. Upstream's keys, and one of ours.
+//! `vol_data.json`: the data with which a later kubelet undoes a stage or a publication. Upstream's keys,
+//! and one of ours.
 
 use ferrite_hostfs::Dir;
 use serde::{Deserialize, Serialize};
@@ -9,7 +10,7 @@ const FILE: &str = "vol_data.json";
 const FRESH: &str = ".vol_data.json.new";
 const LIMIT: u64 = 64 * 1024;
 
-/// How far a publication went. Absent: nobody knows.
+/// The result of a publication. Absent: unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum State {

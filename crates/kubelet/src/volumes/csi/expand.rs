@@ -13,7 +13,8 @@ use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::api::{Patch, PatchParams};
 
 impl Csi {
-    /// Has the driver grow the volume, in the background: a pod does not wait for it. What fails is tried at the next look.
+    /// Has the driver grow the volume in the background: a pod does not wait for it. A failure is tried
+    /// again at the next sync.
     pub(super) fn grow(
         &self,
         request: SetUp<'_>,
@@ -45,7 +46,7 @@ impl Csi {
         });
     }
 
-    /// Answers whether the node had anything to grow.
+    /// Returns true if the node had anything to grow.
     async fn expand(
         &self,
         wanted: &Wanted,

@@ -1,4 +1,5 @@
-//! Which volumes this node has, and which pods use them: the reason to unstage a volume, and what `volumesInUse` says.
+//! The volumes that this node has, and the pods that use them: the reason to unstage a volume, and the
+//! content of `volumesInUse`.
 
 use super::data::{self, Data};
 use super::paths::Paths;
@@ -55,7 +56,7 @@ impl Ledger {
         self.entries.entry(id.clone()).or_default().stage = Some(stage);
     }
 
-    /// The pod is gone. Answers with the volumes that nobody uses any more.
+    /// The pod is gone. Returns the volumes that nobody uses any more.
     pub(super) fn drop_pod(&mut self, uid: &str) -> Vec<VolumeId> {
         for entry in self.entries.values_mut() {
             entry.users.remove(uid);

@@ -1,7 +1,8 @@
 //! Volumes of CSI drivers.
 //!
-//! A driver registers itself (`registration.rs`) and is called over its socket. `wanted.rs` reads what a pod wants,
-//! `policy.rs` what the driver's object says; `mount.rs` stages and publishes, `unmount.rs` takes back. `ledger.rs` knows
+//! A driver registers itself (`registration.rs`) and is called over its socket. `wanted.rs` reads the pod's
+//! request, `policy.rs` the driver's object; `mount.rs` stages and publishes, `unmount.rs` takes back.
+//! `ledger.rs` knows
 //! which pods use which volumes, and learns it from disk at the start.
 //!
 //! Drivers hang, lie and restart. Each call has a time limit, one volume has one operation at a time, and no volume
@@ -97,7 +98,7 @@ struct Shared {
 }
 
 impl Csi {
-    /// Reads what an earlier kubelet left below `root`.
+    /// Reads the files of an earlier kubelet below `root`.
     pub(crate) fn new(
         root: &Path,
         node_name: &str,

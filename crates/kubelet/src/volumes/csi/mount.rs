@@ -102,7 +102,7 @@ impl Csi {
         wanted.block.then(|| self.shared.paths.pod_devices(uid).join(&wanted.spec_name))
     }
 
-    /// What a driver is told beside the volume itself: (context, secrets).
+    /// The driver's inputs beside the volume itself: (context, secrets).
     async fn told(
         &self,
         wanted: &Wanted,
@@ -126,8 +126,8 @@ impl Csi {
     }
 }
 
-/// Tells whether the volume was published for the pod and is still there. The target's own file system is not asked: it
-/// may not answer.
+/// Returns true if the volume was published for the pod and is still there. The target's own file system is
+/// not asked: it may not answer.
 fn is_published(place: &Place, link: Option<&Path>, uid: &str) -> io::Result<bool> {
     if let Some(link) = link {
         let linked = std::fs::read_link(link).is_ok_and(|to| to == place.target);
@@ -144,7 +144,7 @@ pub(super) struct Publication<'a> {
     pub uid: &'a str,
     pub place: &'a Place,
     pub service: Driver,
-    /// What the driver's controller said when it attached the volume.
+    /// The publish context that the driver's controller returned when it attached the volume.
     pub context: BTreeMap<String, String>,
     pub driver: Option<&'a CSIDriver>,
 }

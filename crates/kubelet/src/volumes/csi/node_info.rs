@@ -1,4 +1,5 @@
-//! What the API says of this node's drivers and volumes: the CSINode, the Node's labels and annotation, `volumesInUse`.
+//! The API's view of this node's drivers and volumes: the CSINode, the Node's labels and annotation,
+//! `volumesInUse`.
 
 use super::Csi;
 use ferrite_client::{Api, Backoff, ObjectKey, is_already_exists, is_conflict, is_not_found, message_of};
@@ -65,7 +66,7 @@ impl Csi {
         }
     }
 
-    /// Writes down what a driver says of this node. The problem is for the driver.
+    /// Publishes a driver's facts about this node. The error is for the driver.
     pub(super) async fn install(&self, driver: &str, info: &NodeGetInfoResponse) -> Result<(), String> {
         if info.node_id.is_empty() {
             return Err("error adding CSI driver node info: driverNodeID must not be empty".into());
@@ -182,7 +183,7 @@ fn limit(count: i64) -> Option<i32> {
     (count > 0).then(|| i32::try_from(count).unwrap_or(i32::MAX))
 }
 
-/// What must change of a Node: the driver's name for it, and its topology. Nothing when it is all there.
+/// The change to a Node: the driver's name for it, and its topology. `None` if the Node has all of it.
 fn node_change(
     node: &Node,
     driver: &str,

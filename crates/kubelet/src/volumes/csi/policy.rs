@@ -1,4 +1,4 @@
-//! What a CSIDriver object and a driver's capabilities mean for one volume. Nothing here waits.
+//! The meaning of a CSIDriver object and a driver's capabilities for one volume. Nothing here waits.
 
 use super::CsiError;
 use super::wanted::{Lifecycle, Wanted};
@@ -21,7 +21,7 @@ pub(super) fn check_lifecycle(
 ) -> Result<(), CsiError> {
     let mode = wanted.name();
     match driver {
-        // Nothing is known; persistent volumes are what every driver has.
+        // Nothing is known; every driver has persistent volumes.
         None if wanted == Lifecycle::Persistent => Ok(()),
         None => Err(CsiError::NoLifecycle {
             mode,
@@ -40,7 +40,7 @@ pub(super) fn check_lifecycle(
     }
 }
 
-/// Tells whether the kubelet gives the volume's files to the pod's group.
+/// Returns true if the kubelet gives the volume's files to the pod's group.
 pub(super) fn applies_group(driver: Option<&CSIDriver>, wanted: &Wanted) -> bool {
     let policy = driver.and_then(|driver| driver.spec.fs_group_policy.as_deref());
     match policy.unwrap_or("ReadWriteOnceWithFSType") {
@@ -55,7 +55,7 @@ pub(super) fn applies_group(driver: Option<&CSIDriver>, wanted: &Wanted) -> bool
     }
 }
 
-/// What the driver is asked for.
+/// The volume capability in the request to the driver.
 pub(super) fn capability(
     wanted: &Wanted,
     capabilities: &NodeCapabilities,
@@ -84,7 +84,7 @@ pub(super) fn capability(
     VolumeCapability { access_type: Some(access), access_mode: Some(AccessMode { mode: mode.into() }) }
 }
 
-/// What a driver that asked for it learns of the pod.
+/// The facts about the pod for a driver that asked for them.
 pub(super) fn pod_info(pod: &Pod, lifecycle: Lifecycle) -> BTreeMap<String, String> {
     let id = PodId::of(pod);
     let account = model::spec(pod).service_account_name.clone().unwrap_or_default();

@@ -30,7 +30,7 @@ enum Progress {
 #[derive(Default)]
 pub(super) struct Republished(Mutex<HashMap<(String, String), Progress>>);
 
-/// What to do about a volume that is published already.
+/// The action for a volume that is published already.
 #[derive(Debug, PartialEq, Eq)]
 enum Step {
     Start,
@@ -81,7 +81,7 @@ impl Republished {
 }
 
 impl Csi {
-    /// Publishes again when it is time. Answers with the failure of the last attempt.
+    /// Publishes again when it is time. Returns the failure of the last attempt.
     pub(super) fn republish(
         &self,
         request: SetUp<'_>,

@@ -1,4 +1,4 @@
-//! What drivers are given of Secrets and tokens.
+//! The Secrets and tokens that drivers get.
 
 use super::wanted::SecretKey;
 use super::{Csi, CsiError};

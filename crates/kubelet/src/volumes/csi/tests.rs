@@ -15,7 +15,7 @@ use tonic::{Request, Response, Status};
 
 const NAME: &str = "d.example.com";
 
-/// How the driver behaves.
+/// The driver's behaviour.
 #[derive(Debug, Clone, Default)]
 struct Manner {
     refuse: Option<Status>,

@@ -68,7 +68,7 @@ impl Csi {
         }
     }
 
-    /// Unstages what an earlier kubelet left and no pod uses.
+    /// Unstages volumes that an earlier kubelet left and no pod uses.
     pub(crate) fn release_unused(&self) {
         for id in self.with_ledger(|ledger| ledger.unused()) {
             self.unstage_later(id);
@@ -123,7 +123,7 @@ impl Csi {
     }
 }
 
-/// What is published for the pod, by what is on disk.
+/// The volumes published for the pod, according to the files on disk.
 fn published(paths: &super::paths::Paths, uid: &str) -> io::Result<Vec<Published>> {
     let mut found = Vec::new();
     for name in names(&paths.pod_volumes(uid)) {

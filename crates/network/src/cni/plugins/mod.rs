@@ -32,10 +32,10 @@ trait Plugin: Sync {
     /// Takes it back. Succeeds when it is gone already.
     async fn del(&self, call: &Call) -> Result<(), Failure>;
 
-    /// Fails if something is missing of what [`add`](Self::add) gave.
+    /// Fails if a part of the result of [`add`](Self::add) is missing.
     async fn check(&self, call: &Call) -> Result<(), Failure>;
 
-    /// Removes what belongs to no valid attachment.
+    /// Removes resources that belong to no valid attachment.
     async fn gc(&self, _call: &Call, _valid: &[(String, String)]) -> Result<(), Failure> {
         Ok(())
     }
@@ -52,12 +52,12 @@ const PLUGINS: &[(&str, &dyn Plugin)] = &[
     ("ptp", &ptp::PointToPoint),
 ];
 
-/// How long a plugin that another one delegates to may take.
+/// Time limit of a plugin that another one delegates to.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// No configuration is larger.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// Whether a program of that name is one of ours.
+/// Returns true if a program of that name is one of ours.
 pub fn is_plugin(name: &str) -> bool {
     find(name).is_some()
 }
@@ -77,7 +77,7 @@ mod code {
     pub(super) const OTHER: u32 = 100;
 }
 
-/// Why a plugin did not do what it was asked, as the specification has it.
+/// A failure of a plugin, in the form of the specification.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct Failure {
@@ -108,7 +108,7 @@ impl Failure {
     }
 }
 
-/// What the caller says in variables of the environment.
+/// The caller's settings in environment variables.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Environment {
     pub command: String,
@@ -182,7 +182,7 @@ pub fn main(name: &str) -> ExitCode {
     exit
 }
 
-/// One call of a plugin. Answers what it writes.
+/// One call of a plugin. Returns its output.
 pub async fn run(name: &str, environment: Environment, input: &[u8]) -> Result<Option<Value>, Failure> {
     let plugin = find(name).ok_or_else(|| Failure::new(code::OTHER, format!("there is no plugin {name}")))?;
     if environment.command == "VERSION" {
@@ -231,7 +231,7 @@ pub async fn run(name: &str, environment: Environment, input: &[u8]) -> Result<O
     }
 }
 
-/// What a plugin is told.
+/// The inputs of a plugin.
 struct Call {
     environment: Environment,
     config: Map<String, Value>,
@@ -285,7 +285,7 @@ impl Call {
         &self.environment.interface
     }
 
-    /// What the caller's capability is set to.
+    /// The value of the caller's capability.
     fn capability(&self, name: &str) -> Option<&Value> {
         self.config.get("runtimeConfig").and_then(|all| all.get(name))
     }

@@ -19,7 +19,7 @@ impl Plugin for PointToPoint {
         let given = call.ipam("ADD").await?;
         let made = connect(call, &given).await;
         if made.is_err() {
-            // The address goes back; the first failure is the one to tell.
+            // The address goes back; the first failure is the one to report.
             let _ = self.del(call).await;
         }
         made

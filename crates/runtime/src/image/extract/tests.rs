@@ -25,7 +25,7 @@ impl Archive {
         header.set_mode(0o644);
         header.set_size(content.len() as u64);
         header.set_mtime(1_000_000);
-        // The crate's own setters refuse what these tests are about.
+        // The crate's own setters refuse the names that these tests need.
         header.as_old_mut().name[..path.len()].copy_from_slice(path);
         header.as_old_mut().linkname[..link.len()].copy_from_slice(link);
         change(&mut header);
@@ -70,7 +70,7 @@ impl Archive {
 }
 
 struct Layer {
-    /// Holds the layer and, beside it, what no layer may touch.
+    /// Holds the layer and, beside it, files that no layer may touch.
     outer: tempfile::TempDir,
 }
 
@@ -224,7 +224,7 @@ fn whiteouts() {
     assert!(!layer.path(".wh..wh.plnk").exists() && !layer.path(".wh.gone").exists());
 }
 
-/// The kernel agrees: an overlay of two such layers shows what the image's maker saw.
+/// The kernel agrees: an overlay of two such layers shows the files that the image's maker saw.
 #[test]
 fn overlayfs_understands() {
     let (lower, upper) = (Layer::new(), Layer::new());

@@ -1,10 +1,10 @@
-//! How a registry says whom it wants to hear from: `WWW-Authenticate`, and the token server's answer. Pure.
+//! Parses a registry's authentication challenge (`WWW-Authenticate`) and the token server's response. Pure.
 
 use std::time::Duration;
 
 use serde::Deserialize;
 
-/// What a registry asks for.
+/// The authentication that a registry asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Challenge {
     /// A name and a password, for the registry itself.
@@ -13,7 +13,7 @@ pub enum Challenge {
     Bearer { realm: String, service: Option<String>, scope: Option<String> },
 }
 
-/// Longest header that is looked at.
+/// Longest header that is parsed.
 const MAX_HEADER: usize = 8 << 10;
 
 /// The strongest of the challenges in the headers; `None` when we know none of them.
@@ -53,7 +53,7 @@ fn parse(header: &str) -> Option<Challenge> {
     Some(Challenge::Bearer { realm: realm?, service, scope })
 }
 
-/// A word or a quoted text, and what follows it.
+/// A word or a quoted text, and the rest.
 fn value(text: &str) -> Option<(String, &str)> {
     let Some(quoted) = text.strip_prefix('"') else {
         let end = text.find(',').unwrap_or(text.len());
@@ -85,7 +85,7 @@ const SHORTEST: u64 = 60;
 struct Answer {
     #[serde(default)]
     token: Option<String>,
-    /// What OAuth calls it.
+    /// The same token under its OAuth 2 name.
     #[serde(default)]
     access_token: Option<String>,
     #[serde(default)]

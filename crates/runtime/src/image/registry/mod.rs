@@ -1,5 +1,5 @@
-//! The registry protocol, as far as pulling needs it: who asks, manifests, blobs. Every answer is bounded
-//! before it is kept.
+//! The registry protocol, as far as pulling needs it: authentication, manifests, blobs. Every response is
+//! bounded before it is kept.
 
 mod challenge;
 
@@ -24,7 +24,7 @@ const ACCEPTED: &str = "application/vnd.oci.image.index.v1+json, application/vnd
 pub(super) const MAX_MANIFEST: u64 = 4 * 1048 * 1048;
 /// Largest answer of a token server, and most of an error that is read.
 const MAX_ANSWER: u64 = 1 << 20;
-/// What we call ourselves to a token server.
+/// Our client id at token servers.
 const CLIENT_ID: &str = "ferrite";
 /// A token is renewed this long before it ends.
 const MARGIN: Duration = Duration::from_secs(5);
@@ -36,13 +36,13 @@ pub(super) struct Registry {
     base: String,
     auth: Auth,
     reference: Reference,
-    /// What requests carry, and until when.
+    /// The `Authorization` header of requests, and its expiry.
     credential: Mutex<Option<(HeaderValue, Option<Instant>)>>,
 }
 
 /// A blob's bytes to come.
 pub(super) struct Blob {
-    /// Whether they begin where we asked, and not at the blob's beginning.
+    /// True if the data begins at the requested offset, false if it begins at the blob's start.
     pub(super) partial: bool,
     body: Response,
 }
@@ -107,7 +107,7 @@ impl Registry {
         &self.reference
     }
 
-    /// The manifest or index of a digest, or of what the name means.
+    /// The manifest or index of a digest, or of the name.
     pub(super) async fn manifest(&self, digest: Option<&Digest>) -> Result<Vec<u8>, ImageError> {
         let tag = self.reference.tag().unwrap_or("latest");
         let wanted = digest.or(self.reference.digest()).map_or_else(|| tag.to_owned(), ToString::to_string);
@@ -140,7 +140,7 @@ impl Registry {
         blob.body.chunk().await.map_err(|error| self.unreachable(&error))
     }
 
-    /// Asks, and asks once more with what the registry wants to know about us.
+    /// Sends a request, and repeats it once with the credentials that the registry asks for.
     async fn get(
         &self,
         url: &str,
@@ -175,7 +175,7 @@ impl Registry {
         Ok(known.filter(|(_, until)| fresh(until)).map(|(header, _)| header))
     }
 
-    /// Earns what a challenge asks for.
+    /// Obtains the credentials for a challenge.
     async fn authorize(&self, challenge: Challenge) -> Result<HeaderValue, ImageError> {
         let (header, until) = match (challenge, &self.auth) {
             (_, Auth::Bearer(_)) => return Err(self.unauthorized("it does not accept the token")),
@@ -244,7 +244,7 @@ impl Registry {
         parse_token(&bytes).map_err(|message| self.fault(message))
     }
 
-    /// The answer if it is one of those, else what is wrong in the kubelet's distinctions.
+    /// The response if its status is one of those, else the error in the kubelet's distinctions.
     async fn accepted(&self, answer: Response, good: &[StatusCode]) -> Result<Response, ImageError> {
         let status = answer.status();
         if good.contains(&status) {
@@ -320,7 +320,7 @@ fn range_start(header: &str) -> Option<u64> {
     header.strip_prefix("bytes ")?.split('-').next()?.trim().parse().ok()
 }
 
-/// An error and what it came from, without what a server may have put into it.
+/// An error and its causes, without text that a server may have put into it.
 fn line(error: &reqwest::Error) -> String {
     clean(&with_causes(error))
 }

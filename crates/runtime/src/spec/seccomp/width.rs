@@ -36,7 +36,7 @@ const INTS: &[(&str, &[usize])] = &[
     ("setsockopt", &[0, 1, 2, 4]),
 ];
 
-/// Whether the kernel looks at no more than the low half of the argument.
+/// Returns true if the kernel uses only the low half of the argument.
 pub fn is_int(name: &str, index: usize) -> bool {
     INTS.iter()
         .any(|(names, places)| places.contains(&index) && names.split_whitespace().any(|known| known == name))

@@ -1,6 +1,6 @@
 //! Where an OCI runtime finds a container's files when the pod has a user namespace.
 //!
-//! The runtime works on them as a member of that namespace, to whom our directories are closed: they belong
+//! The runtime works on them as a member of that namespace, which cannot enter our directories: they belong
 //! to the host's root. So everything the container is to see is put up below one directory every process
 //! may enter, in this mount namespace only, with identities mapped already. The runtime needs to know
 //! nothing of ID-mapped mounts, which runc has only since 1.2.
@@ -64,7 +64,7 @@ impl Stage {
 
 fn is_open(place: &Path) -> bool {
     use std::os::unix::fs::PermissionsExt;
-    // The directory itself is covered; what is above it must let others pass.
+    // The directory itself is covered; the directories above it must let others pass.
     let above = place.ancestors().skip(1);
     place.symlink_metadata().is_ok_and(|meta| meta.is_dir())
         && above.into_iter().all(|path| path.metadata().is_ok_and(|m| m.permissions().mode() & 0o001 != 0))
@@ -90,8 +90,8 @@ fn show(target: &Path, source: &Source) -> Result<(), SetupError> {
     sys::attach_mount(source.mount.as_fd(), handle.with(what)?.as_fd()).with(what)
 }
 
-/// Copies of what the description binds, in the order of its mounts, where there is a user namespace to
-/// copy them for. Taken while the host's mounts still propagate.
+/// Copies of the description's bind mounts, in its order, where there is a user namespace to copy them for.
+/// Taken while the host's mounts still propagate.
 pub fn copy_binds(spec: &Spec, user: Option<&UserNamespace>) -> Result<Vec<Option<Source>>, SetupError> {
     let copy = |entry: &Mount| match user {
         Some(_) if mounts::is_bind(entry) => mounts::copy_source(entry, user).map(Some),

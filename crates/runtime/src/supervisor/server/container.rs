@@ -1,4 +1,4 @@
-//! One container as the supervisor knows it: its output, its log and who is attached.
+//! One container as the supervisor knows it: its output, its log and its attached clients.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use crate::supervisor::log::{LineSplitter, LogFile, timestamp};
 use crate::supervisor::protocol::{AttachedAtStart, Exit, Failure, PidNamespace};
 use crate::sys;
 
-/// How much is read from a container at once.
+/// Number of bytes to read from a container at once.
 const CHUNK: usize = 16 * 1024;
 
 /// One of a container's output pipes, or its terminal.
@@ -52,7 +52,7 @@ impl Attached {
         })
     }
 
-    /// Where a stream goes and what waits to go there.
+    /// The target of a stream and the data that waits for it.
     fn stream(&mut self, stream: u8) -> (&mut Option<OwnedFd>, &mut Vec<u8>) {
         let [out, err] = &mut self.unsent;
         if stream == 1 { (&mut self.stdout, out) } else { (&mut self.stderr, err) }
@@ -102,7 +102,7 @@ impl Attached {
         }
     }
 
-    /// Nothing more will come: lets go of what has everything.
+    /// No more output will come: closes the streams that have sent everything.
     fn finish(&mut self) {
         self.stdin = None;
         for stream in [1, 2] {
@@ -137,7 +137,7 @@ pub(super) struct Container {
 }
 
 impl Container {
-    /// Reads up to `rounds` chunks of a stream into the log and to whoever is attached.
+    /// Reads up to `rounds` chunks of a stream into the log and to the attached clients.
     pub(super) fn read_output(&mut self, stream: u8, rounds: u32) {
         let mut buffer = [0; CHUNK];
         for _ in 0..rounds {
@@ -172,7 +172,7 @@ impl Container {
         }
     }
 
-    /// Gives one of the attached what it had no room for.
+    /// Sends an attached client the data for which it had no room.
     pub(super) fn catch_up(&mut self, position: usize, stream: u8) {
         let ended = self.exit.is_some();
         if let Some(attached) = self.attached.get_mut(position) {
@@ -180,7 +180,7 @@ impl Container {
         }
     }
 
-    /// Whether somebody attached must take output of this stream before more is read.
+    /// Returns true if an attached client must take output of this stream before we read more.
     pub(super) fn held_back(&self, stream: u8) -> bool {
         self.attached.iter().any(|attached| attached.behind(stream).is_some())
     }
@@ -191,7 +191,7 @@ impl Container {
     }
 
     pub(super) fn finish_output(&mut self) {
-        // What is in the pipes when the last process is gone is bounded by their size.
+        // The size of the pipes limits the output left after the last process.
         for stream in [1, 2] {
             self.read_output(stream, 1024);
         }

@@ -52,7 +52,7 @@ impl Server {
         true
     }
 
-    /// Reads what OCI runtimes under way have said: whose end this is may be known only from that.
+    /// Reads reports of OCI runtimes in progress: only they may show whose end this is.
     fn learn_processes(&mut self) {
         let waiting: Vec<i32> = self.launches.keys().copied().collect();
         for pid in waiting {

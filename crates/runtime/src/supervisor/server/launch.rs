@@ -187,7 +187,7 @@ impl Server {
         let forked = forked.map_err(|error| {
             self.cgroups.remove_if_empty(&group);
             match error.raw_os_error() {
-                // The namespace's first process has ended; we have not been told yet.
+                // The namespace's first process has ended, but its exit has not reached us yet.
                 Some(libc::ENOMEM | libc::ENOENT | libc::ESRCH) => {
                     (Failure::NotRunning, format!("container {id} is not running"))
                 }
@@ -229,7 +229,7 @@ impl Server {
         Ok(())
     }
 
-    /// Reads what a process on its way to its program has to say; its end means it got there.
+    /// Reads the report of a process on its way to its program; its end means it got there.
     pub(super) fn read_status(&mut self, pid: i32) {
         let Some(launch) = self.launches.get_mut(&pid) else { return };
         let mut buffer = [0; 4096];

@@ -57,7 +57,7 @@ impl PodPid {
     }
 }
 
-/// What a polled descriptor stands for.
+/// The owner of a polled descriptor.
 #[derive(Clone, Copy)]
 enum Source {
     Listener,
@@ -127,7 +127,7 @@ impl Server {
         ferrite_memory::give_back();
     }
 
-    /// Serves until told to shut down.
+    /// Serves until a shutdown request.
     pub fn run(&mut self) {
         while !self.stopping {
             let (mut polls, sources) = self.interests();
@@ -136,7 +136,7 @@ impl Server {
             if ready < 0 {
                 continue;
             }
-            // Output first, exits last: what a container wrote is in its log before its end is known.
+            // Output first, exits last: a container's output is in its log before its end is known.
             for (poll, source) in polls.iter().zip(&sources) {
                 if poll.revents != 0
                     && matches!(source, Source::Output { .. } | Source::Input { .. } | Source::Room { .. })
@@ -162,7 +162,7 @@ impl Server {
                 if container.hook_due && container.attached.is_empty() {
                     container.hook_due = false;
                     if let Some(hook) = &self.hook {
-                        // Whoever looks next sees the exit record; there is nobody here to tell.
+                        // A later reader sees the exit record; nobody is here to receive an error.
                         let _ = hook.run();
                     }
                 }

@@ -13,7 +13,7 @@ pub(super) enum Role {
     /// A request is being read or answered.
     Request,
     Subscriber,
-    /// Kept open to tell when the exec has ended.
+    /// Kept open to report the end of the exec.
     Exec,
 }
 

@@ -1,4 +1,4 @@
-//! Logs of whole blocks: how they are written, how they end, and what of them is damage.
+//! Logs of whole blocks: their writes, their ends, and their damage.
 
 use super::*;
 
@@ -79,7 +79,7 @@ async fn the_last_batch_is_not_taken_for_cut_off_when_it_is_damaged() {
         std::fs::write(&log, &damaged).unwrap();
         assert_damaged(dir.path(), &log, what);
     }
-    // Killed a moment after the write: one flipped bit is known for what it is.
+    // Killed a moment after the write: one flipped bit is recognised as damage.
     for at in (0..4096).step_by(7) {
         let mut damaged = crashed.clone();
         damaged[last + at] ^= 0x10;

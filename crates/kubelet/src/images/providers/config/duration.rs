@@ -39,7 +39,7 @@ pub(crate) fn parse(text: &str) -> Option<i64> {
         total += number * nanos;
         rest = &rest[unit..];
     }
-    // As Go: what does not fit is no duration.
+    // As Go: a number that does not fit is no duration.
     (total < i64::MAX as f64).then_some((sign * total) as i64)
 }
 
