@@ -25,7 +25,7 @@ const COMMANDS: &[Row] = &[
     },
     Row {
         name: "bench",
-        arguments: "[cluster] [controllers] [server] [store] [runtime]",
+        arguments: "[cluster] [controllers] [network] [runtime] [scheduler] [server] [store]",
         what: "times and memory of the release build, beside others where they are installed",
         run: bench::run,
     },
