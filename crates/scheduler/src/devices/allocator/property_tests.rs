@@ -1,4 +1,4 @@
-//! The search against a plain one: every assignment of devices is made in full, and only then judged.
+//! The search against a plain one, which makes whole assignments and judges each of them anew.
 
 use ferrite_client::resource_claims::results;
 use ferrite_json::{Value, json};
@@ -204,53 +204,58 @@ fn is_valid(things: &[Thing], claims: &[Claim], given: &[Given]) -> bool {
     alone && together && constrained && (!needs_counters || counters <= COUNTERS)
 }
 
-/// Every choice of `count` of the devices.
+/// Every choice of `count` of the devices, in the order in which the search tries them: by the first device, then by the
+/// second.
 fn choices(devices: usize, count: usize) -> Vec<Vec<usize>> {
-    (0..1usize << devices)
+    let mut choices: Vec<Vec<usize>> = (0..1usize << devices)
         .filter(|set| set.count_ones() as usize == count)
         .map(|set| (0..devices).filter(|device| set >> device & 1 == 1).collect())
-        .collect()
+        .collect();
+    choices.sort();
+    choices
 }
 
-/// The alternatives of each request, in the order of preference, of the first assignment that is valid.
+/// A request with the number of its claim and its own.
+type Numbered<'a> = (usize, usize, &'a Request);
+
+/// The alternatives of each request in the first assignment that is valid. As upstream: the devices of a request are
+/// chosen before the alternative of the next one.
 fn plainly(things: &[Thing], claims: &[Claim]) -> Option<Vec<usize>> {
-    let requests: Vec<(usize, usize, &Request)> = claims
+    let requests: Vec<Numbered<'_>> = claims
         .iter()
         .enumerate()
         .flat_map(|(claim, of)| of.requests.iter().enumerate().map(move |(index, r)| (claim, index, r)))
         .collect();
-    let mut combinations: Vec<Vec<usize>> = vec![Vec::new()];
-    for (_, _, request) in &requests {
-        combinations = combinations
-            .iter()
-            .flat_map(|before| {
-                (0..request.alternatives.len()).map(move |at| [before.as_slice(), &[at]].concat())
-            })
-            .collect();
+    first_valid(things, claims, &requests, &[], &[])
+}
+
+fn first_valid(
+    things: &[Thing],
+    claims: &[Claim],
+    left: &[Numbered<'_>],
+    alternatives: &[usize],
+    given: &[Given],
+) -> Option<Vec<usize>> {
+    // Nothing that is added makes an invalid assignment valid.
+    if !is_valid(things, claims, given) {
+        return None;
     }
-    combinations.into_iter().find(|combination| {
-        let mut assignments: Vec<Vec<Given>> = vec![Vec::new()];
-        for ((claim, index, request), at) in requests.iter().zip(combination) {
-            let ask = &request.alternatives[*at];
-            let give = |device: &usize| Given {
-                claim: *claim,
-                request: *index,
-                device: *device,
-                slots: ask.slots,
-                colour: ask.colour,
-                tolerates: ask.tolerates,
-            };
-            let sets = choices(things.len(), ask.count);
-            assignments = assignments
-                .iter()
-                .flat_map(|before| {
-                    sets.iter().map(move |set| {
-                        before.iter().copied().chain(set.iter().map(give)).collect::<Vec<Given>>()
-                    })
-                })
-                .collect();
-        }
-        assignments.iter().any(|given| is_valid(things, claims, given))
+    let Some(((claim, index, request), left)) = left.split_first() else {
+        return Some(alternatives.to_vec());
+    };
+    request.alternatives.iter().enumerate().find_map(|(at, ask)| {
+        let give = |device: &usize| Given {
+            claim: *claim,
+            request: *index,
+            device: *device,
+            slots: ask.slots,
+            colour: ask.colour,
+            tolerates: ask.tolerates,
+        };
+        choices(things.len(), ask.count).iter().find_map(|set| {
+            let given: Vec<Given> = given.iter().copied().chain(set.iter().map(give)).collect();
+            first_valid(things, claims, left, &[alternatives, &[at]].concat(), &given)
+        })
     })
 }
 
