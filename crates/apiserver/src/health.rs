@@ -71,7 +71,7 @@ impl std::fmt::Debug for HealthCheck {
     }
 }
 
-/// What the server knows about itself.
+/// The facts about the server that its checks report.
 #[derive(Debug, Clone)]
 pub(crate) struct State {
     pub started: bool,

@@ -129,7 +129,7 @@ impl KmsSettings {
         if self.api_version.is_empty() { "v1" } else { &self.api_version }
     }
 
-    /// How long a call may take. None where the file has no positive duration.
+    /// The time limit of a call. None where the file has no positive duration.
     pub(crate) fn call_timeout(&self) -> Option<Duration> {
         match &self.timeout {
             None => Some(KMS_TIMEOUT),

@@ -65,7 +65,7 @@ pub struct ClusterOptions {
     /// default.
     #[arg(long, value_name = "CIDRS", value_parser = parse_cidrs)]
     pub node_cidr: Option<Cidrs>,
-    /// How long a node may be silent before it is taken for lost.
+    /// A node that is silent for longer is taken for lost.
     #[arg(long, default_value = "50s", value_name = "DURATION")]
     pub node_monitor_grace_period: GoDuration,
     #[command(flatten)]

@@ -120,12 +120,12 @@ pub struct Config {
     pub image_minimum_gc_age: Duration,
     /// Images that nobody used for longer are removed; zero: no image is for that reason.
     pub image_maximum_gc_age: Duration,
-    /// How many images are pulled at a time, and how often.
+    /// Limits of image pulls: at a time, and per second.
     pub pull_limits: PullLimits,
     pub logs: LogLimits,
     /// Where the kernel can end a container as a whole when its memory runs out, it ends one process all the same.
     pub single_process_oom_kill: bool,
-    /// How long pods have when the machine shuts down. Without periods nothing holds up a shutdown.
+    /// The time that pods have when the machine shuts down. Without periods nothing holds up a shutdown.
     pub shutdown_periods: Vec<ShutdownPeriod>,
     /// The longest back-off between restarts of a container.
     pub max_restart_backoff: Duration,

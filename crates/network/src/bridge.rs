@@ -47,7 +47,7 @@ pub struct BridgeConfig {
     pub state: PathBuf,
     /// The MTU of the bridge and the pods' interfaces.
     pub mtu: u32,
-    /// Whether packets between pods of this node pass the packet filter and connection tracking, also where the
+    /// True if packets between pods of this node pass the packet filter and connection tracking, also where the
     /// kernel leaves those out for packets that stay on a bridge.
     pub routed: bool,
 }
@@ -90,7 +90,7 @@ pub struct Port {
     pub link: String,
     /// The address of the primary family it must have; any free one when not given.
     pub address: Option<IpAddr>,
-    /// Whether the sandbox's way to everywhere else is through this network.
+    /// True if the sandbox's way to everywhere else is through this network.
     pub default_route: bool,
 }
 
@@ -130,7 +130,7 @@ pub struct Bridge {
     guard: OnceLock<Arc<dyn PodGuard>>,
     /// The pods behind links of this node, by link: what the table of senders must have.
     senders: Mutex<HashMap<String, Sender>>,
-    /// Whether ports were isolated when the last one was made.
+    /// True if ports were isolated when the last one was made.
     isolated: AtomicBool,
     state: State,
     removed: AtomicBool,
@@ -377,7 +377,7 @@ impl Bridge {
         port_filter::forget(&self.host, &self.config.name, link).await
     }
 
-    /// Whether ports are to be isolated now. When that changes, the ports that are there follow.
+    /// True if ports are to be isolated now. When that changes, the ports that are there follow.
     ///
     /// An isolated port reaches the bridge and no other port, so packets between pods take the way through the node's
     /// routing. Where the kernel passes bridged packets to the packet filter (br_netfilter), they stay on the bridge: it
@@ -674,7 +674,7 @@ fn route_between_pods(host: &Netns, bridge: &str) -> Result<(), NetworkError> {
     })
 }
 
-/// Whether packets that stay on a bridge pass the packet filter.
+/// True if packets that stay on a bridge pass the packet filter.
 fn bridges_are_filtered(host: &Netns, family: IpFamily) -> bool {
     let setting = match family {
         IpFamily::V4 => "net.bridge.bridge-nf-call-iptables",

@@ -73,7 +73,7 @@ impl Cidr {
         ferrite_nft::Cidr::from(self).last()
     }
 
-    /// How many addresses the range has, the first and the last included; of all of IPv6, one less.
+    /// The number of addresses of the range, the first and the last included; of all of IPv6, one less.
     pub fn size(self) -> u128 {
         1_u128.checked_shl(u32::from(self.family().bits() - self.prefix)).unwrap_or(u128::MAX)
     }
@@ -88,7 +88,7 @@ impl Cidr {
         self.contains(address).then(|| number(address) - number(self.network))
     }
 
-    /// Whether `address` is inside.
+    /// True if `address` is inside.
     pub fn contains(self, address: IpAddr) -> bool {
         ferrite_nft::Cidr::from(self).contains(address)
     }
@@ -98,7 +98,7 @@ impl Cidr {
         ferrite_nft::Cidr::from(self).covers(other.into())
     }
 
-    /// Whether an address is in both.
+    /// True if an address is in both.
     pub fn overlaps(self, other: Cidr) -> bool {
         self.covers(other) || other.covers(self)
     }

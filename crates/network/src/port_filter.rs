@@ -201,7 +201,7 @@ pub(crate) async fn guarded(host: &Netns, bridge: &str) -> Result<BTreeMap<Strin
     Ok(found)
 }
 
-/// Whether a link has the rules it should have, by their number: others remove rules, or all of them. A pod of an earlier
+/// True if a link has the rules it should have, by their number: others remove rules, or all of them. A pod of an earlier
 /// process may have a limit besides.
 pub(crate) fn is_whole(found: &BTreeMap<String, usize>, sender: &Sender) -> bool {
     found.get(&sender.link).is_some_and(|count| *count >= rules("", sender).len())

@@ -21,7 +21,7 @@ pub(crate) struct Record {
     pub(crate) cluster_cidrs: Cidrs,
     #[serde(rename = "service_cidr")]
     pub(crate) service_cidrs: Option<Cidrs>,
-    /// What `net.ipv4.ip_forward` was before this network turned it on, and in which boot: after a
+    /// The value of `net.ipv4.ip_forward` before this network turned it on, and in which boot: after a
     /// reboot the value is the machine's own again and nothing is to be restored.
     pub(crate) ip_forward: Option<Before>,
     /// The same for the settings that forwarding of IPv6 needs, by name.

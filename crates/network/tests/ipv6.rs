@@ -235,7 +235,7 @@ async fn a_pod_sends_from_its_own_addresses_only() {
     heard.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     let port = heard.local_addr().unwrap().port();
     let first_heard = |forged: &[&str]| {
-        // What is forged never comes; what is true comes after it, and is the first to be heard.
+        // Forged packets never come; a true one is sent after them, and is the first to be received.
         for source in forged {
             send_udp(&a, source.parse().unwrap(), ip_b, port);
         }
@@ -299,7 +299,7 @@ async fn a_pod_is_no_router_and_answers_for_itself_only() {
     advertisement.extend("2001:db8:bad::".parse::<Ipv6Addr>().unwrap().octets());
     node.run(|| std::fs::write("/proc/sys/net/ipv6/conf/ferrite0/accept_ra", "2").unwrap());
     send_discovery(&a, link_local(&a), "ff02::1".parse().unwrap(), 134, &advertisement);
-    // What comes after them has passed the same way.
+    // The packet that comes after them has passed the same way.
     echo(&a, &node, gateway.into());
     assert_eq!(hardware(ip_b).await.unwrap(), own);
     let seen = inventory(&node).await.join(" ");

@@ -165,7 +165,7 @@ impl Plain {
 
     pub(crate) fn reveal(&self, value: Option<Bytes>) {
         if let Some(value) = value {
-            // Whoever was faster has revealed the same value.
+            // Another thread was faster and has revealed the same value.
             let _ = self.revealed.set(Box::new(value));
         }
         self.unreadable.store(false, Relaxed);

@@ -180,7 +180,7 @@ impl Store {
         self.shared.transformer.get().is_some_and(|transformer| transformer.is_stale(key, &entry.value))
     }
 
-    /// Whether the changes are made elsewhere, so that other processes may make changes, too.
+    /// True if the changes are made elsewhere, so that other processes may make changes, too.
     pub fn is_remote(&self) -> bool {
         matches!(self.engine, Engine::Remote(_))
     }

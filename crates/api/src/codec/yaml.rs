@@ -400,7 +400,7 @@ mod tests {
             let error = to_json(text.as_bytes()).unwrap_err();
             assert_eq!(error, DecodeError::Yaml(told.into()), "{text}");
         }
-        // What follows the end of the first document is not read.
+        // The text behind the first document is not read.
         assert_eq!(to_json(b"a: b\n...\nc\n").unwrap(), to_json(b"a: b\n").unwrap());
     }
 

@@ -23,7 +23,7 @@ impl Comparison {
     }
 }
 
-/// Whether all elements of the granular lists below have what identifies them.
+/// True if all elements of the granular lists below have what identifies them.
 pub(super) fn is_tracked(node: Node<'_>, value: &Value) -> bool {
     match value {
         Value::Object(map) if node.is_map() => map.iter().all(|(name, value)| {

@@ -246,7 +246,7 @@ fn partial(resource: &Resource, object: &Value, beta: bool) -> Value {
     json!({"kind": "PartialObjectMetadata", "apiVersion": meta_version(beta), "metadata": metadata})
 }
 
-/// Whether metadata alone is made of stored bytes as they are.
+/// True if metadata alone is made of stored bytes as they are.
 fn copies_metadata(resource: &Resource) -> bool {
     resource.is_read_as_stored() && resource.strategy.hidden_annotation().is_none()
 }

@@ -46,7 +46,7 @@ fn found(exchange: &mut Exchange, user: Result<Arc<User>, Status>, asked_at: Ins
     Ok(())
 }
 
-/// What the server itself knows of a request's credentials.
+/// The part that the server itself knows of a request's credentials.
 enum Found {
     User(Result<Arc<User>, Status>),
     /// A token that somebody else may know.

@@ -26,7 +26,7 @@ impl DecodedObjects {
     /// The object of an entry. None if its value is not in our format.
     pub fn get(&self, resource: &Resource, key: &Key, entry: &Arc<Entry>) -> Option<Arc<Value>> {
         let decode = || stored::decode(resource, entry).map(Arc::new);
-        // What is stored as another version is a different object to each that looks.
+        // An object that is stored as another version is decoded into a different one for each version that is read.
         if !resource.is_read_as_stored() || entry.plain().len() > LARGE {
             return decode();
         }

@@ -252,7 +252,7 @@ fn check_host(call: &Call, pod: &Value) -> Result<(), Status> {
     found.map(drop).ok_or_else(|| Status::not_found("", "pods", node))
 }
 
-/// How the server shows itself to kubelets.
+/// The credentials that the server shows to kubelets.
 pub(super) fn tls(server: &ApiServer) -> Result<Arc<rustls::ClientConfig>, Status> {
     let tls = server.config.kubelet_client.clone();
     tls.ok_or_else(|| Status::internal("this server has no certificate for kubelets"))

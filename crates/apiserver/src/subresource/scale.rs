@@ -205,7 +205,7 @@ pub(crate) fn set_replicas(resource: &Resource, object: &mut Value, scale: &Valu
     }
 }
 
-/// Whether the selector of a kind is a map of labels, as that of the oldest kinds is.
+/// True if the selector of a kind is a map of labels, as that of the oldest kinds is.
 fn selects_by_map(resource: &Resource) -> bool {
     let spec = resource.schema.and_then(|type_| type_.field("spec"));
     let selector = spec.and_then(|spec| match spec.kind {

@@ -102,7 +102,7 @@ impl HookServer {
         self.authority.certificate()
     }
 
-    /// What it was asked under a path.
+    /// The requests that it got under a path.
     pub fn seen(&self, path: &str) -> Vec<Seen> {
         self.seen.lock().expect("a lock").iter().filter(|seen| seen.path == path).cloned().collect()
     }

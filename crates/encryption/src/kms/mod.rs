@@ -68,7 +68,7 @@ impl DataKey {
     }
 }
 
-/// What values are written with.
+/// The key that new values are written with.
 #[derive(Debug, Clone)]
 struct Writing {
     seed: Arc<DataKey>,

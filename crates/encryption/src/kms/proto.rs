@@ -51,7 +51,7 @@ pub(crate) struct EncryptResponse {
     pub annotations: BTreeMap<String, Vec<u8>>,
 }
 
-/// What is stored behind the prefix.
+/// The message that is stored behind the prefix.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct EncryptedObject {
     #[prost(bytes = "vec", tag = "1")]

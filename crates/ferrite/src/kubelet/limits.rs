@@ -15,7 +15,7 @@ fn count(settings: &Settings, field: &'static str) -> Result<u32, SettingsError>
     u32::try_from(settings.int(field)).map_err(|_| bad(field, "it is negative or too large"))
 }
 
-/// How many images are pulled at a time, and how often. As upstream, pulls wait for one another unless a setting says
+/// Limits of image pulls: at a time, and per second. As upstream, pulls wait for one another unless a setting says
 /// that they do not.
 pub(super) fn pulls(settings: &Settings) -> Result<PullLimits, SettingsError> {
     const PARALLEL: &str = "maxParallelImagePulls";
@@ -77,7 +77,7 @@ struct PriorityPeriod {
     shutdown_grace_period_seconds: u32,
 }
 
-/// How long pods have when the machine shuts down.
+/// The time that pods have when the machine shuts down.
 pub(super) fn shutdown(settings: &Settings) -> Result<Vec<ShutdownPeriod>, SettingsError> {
     const ALL: &str = "shutdownGracePeriod";
     const CRITICAL: &str = "shutdownGracePeriodCriticalPods";

@@ -76,7 +76,7 @@ fn routes(world: &World) -> Vec<String> {
     rows
 }
 
-/// What a pod gets from an address; the proxy and the names follow the API a moment later.
+/// The answer that a pod gets from an address; the proxy and the names follow the API a moment later.
 fn get(world: &World, pod: &str, url: &str) -> String {
     eventually(&format!("an answer of {url} for {pod}"), || in_pod(world, pod, &["get", url]))
 }

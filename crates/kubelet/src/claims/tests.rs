@@ -15,7 +15,7 @@ use tower::ServiceExt;
 
 const DRIVER: &str = "gpu.example.com";
 
-/// How a driver misbehaves.
+/// A way in which a driver misbehaves.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Manner {
     Good,

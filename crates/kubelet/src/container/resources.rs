@@ -114,7 +114,7 @@ pub(crate) fn in_oom_group(
     resources
 }
 
-/// What a whole pod asks for and may use.
+/// The requests and limits of a whole pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PodResources {
     pub cpu_request: i64,

@@ -1,4 +1,4 @@
-//! How many images are pulled at a time, and how often.
+//! Limits of image pulls: at a time, and per second.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;

@@ -20,7 +20,7 @@ pub struct LogLimits {
     pub max_files: usize,
     /// Logs that are rotated at a time.
     pub workers: usize,
-    /// How often logs are looked at.
+    /// The interval at which the sizes of logs are checked.
     pub interval: Duration,
 }
 

@@ -39,7 +39,7 @@ pub(crate) struct Readiness {
     pub runtime_problem: Option<String>,
     /// The machine shuts down.
     pub shutting_down: bool,
-    /// What the runtime said it can do when it last answered.
+    /// The features that the runtime reported when it last answered.
     pub features: RuntimeFeatures,
 }
 

@@ -65,7 +65,7 @@ pub(crate) struct Context {
     pub readiness: watch::Receiver<Readiness>,
     /// The machine shuts down: no pod is taken any more.
     pub shutting_down: watch::Receiver<bool>,
-    /// What the node is short of.
+    /// The resources that the node is short of.
     pub pressures: watch::Receiver<Pressures>,
     pub client: kube::Client,
     pub recorder: EventRecorder,

@@ -33,7 +33,7 @@ pub(crate) const REFUSED_REASON: &str = "NodeShutdown";
 pub(crate) const REFUSED_MESSAGE: &str = "Pod was rejected as the node is shutting down.";
 /// Until the bus is asked again when it is not there.
 const RECONNECT: Duration = Duration::from_secs(1);
-/// How often the runtime is asked for containers that still run.
+/// The interval at which the runtime is asked for containers that still run.
 const LOOK: Duration = Duration::from_millis(200);
 
 /// Where the kubelet hears of shutdowns.

@@ -35,7 +35,7 @@ pub(super) fn total(periods: &[ShutdownPeriod]) -> Duration {
 /// Pods that end together.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct ShutdownGroup {
-    /// How long the others wait for these.
+    /// The time that the others wait for these.
     pub grace: Duration,
     /// UIDs, with how long each pod's containers have.
     pub pods: Vec<(String, Duration)>,

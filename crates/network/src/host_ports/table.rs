@@ -211,12 +211,12 @@ fn no_loopback_from(family: IpFamily, links: &[String]) -> Vec<R> {
 }
 
 impl HostPort {
-    /// Whether a pod with these addresses can have it.
+    /// True if a pod with these addresses can have it.
     pub(crate) fn applies_to(&self, addresses: Addresses) -> bool {
         addresses.families().into_iter().any(|family| self.has(family))
     }
 
-    /// Whether it is a port of the node's addresses of this family.
+    /// True if it is a port of the node's addresses of this family.
     fn has(&self, family: IpFamily) -> bool {
         self.host_port != 0 && self.host_ip.is_none_or(|ip| IpFamily::of(ip) == family)
     }

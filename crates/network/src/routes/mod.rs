@@ -32,7 +32,7 @@ const VXLAN_PORT: u16 = 8472;
 const VXLAN_ID: u32 = 1;
 /// Bytes that VXLAN over IPv4 adds to a packet.
 pub const VXLAN_OVERHEAD: u32 = 50;
-/// What VXLAN over IPv6 adds to a packet.
+/// The bytes that VXLAN over IPv6 adds to a packet.
 pub const VXLAN_OVERHEAD_IPV6: u32 = 70;
 
 fn overhead(underlay: IpAddr) -> u32 {
@@ -218,7 +218,7 @@ impl Router {
         self.conn.add_link(link).await.map_err(fail("creation"))?;
         let own = self.config.pod_cidrs.and_then(|own| own.of(IpFamily::V4).copied());
         if let Some(address) = own.map(|own| own.network()) {
-            // What this node itself sends to pods behind the tunnel comes from an address that leads back through it.
+            // A packet that this node itself sends to pods behind the tunnel comes from an address that leads back through it.
             // Of IPv6 the kernel chooses the bridge's address by itself.
             if let Some(alone) = Cidr::containing(address, IpFamily::V4.bits()) {
                 addresses::add(&self.conn, name, address, alone).await.map_err(fail("address"))?;

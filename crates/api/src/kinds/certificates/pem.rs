@@ -40,7 +40,7 @@ pub(in crate::kinds) fn blocks(bytes: &[u8]) -> Vec<Block> {
     blocks
 }
 
-/// Whether bytes are whole DER sequences, as certificates are.
+/// True if bytes are whole DER sequences, as certificates are.
 pub(in crate::kinds) fn is_sequences(mut bytes: &[u8]) -> bool {
     const SEQUENCE: u8 = 0x30;
     while let [tag, first, rest @ ..] = bytes {

@@ -10,7 +10,7 @@ use ferrite_json::{Value, json};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-/// How long a document may take.
+/// The time limit for fetching a document.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Discovery is tried again after this, as upstream.
 pub(super) const AGAIN: Duration = Duration::from_secs(10);

@@ -21,7 +21,7 @@ use token::Token;
 /// A new configuration has so long until its issuers answer, as upstream.
 const NEW: Duration = Duration::from_secs(60);
 
-/// How foreign tokens are read.
+/// Settings for reading foreign tokens.
 #[derive(Debug, Clone, Default)]
 pub struct JwtAuthentication {
     pub config: Arc<AuthenticationConfig>,

@@ -60,7 +60,7 @@ impl Providers {
         Self { plugins: plugins.0.into_iter().map(provider).collect(), accounts }
     }
 
-    /// What the plugins have for a repository (an image's name without tag and digest): the most specific
+    /// The credentials that the plugins have for a repository (an image's name without tag and digest): the most specific
     /// first, and of equals those of the plugin that is configured earlier.
     pub(crate) async fn lookup(&self, repository: &str, pod: &Pod) -> Vec<Credential> {
         let mut found: Vec<(String, Credential)> = Vec::new();
@@ -91,7 +91,7 @@ impl Providers {
 }
 
 impl Provider {
-    /// What the plugin has for an image, and for whom.
+    /// The credentials that the plugin has for an image, and for whom.
     async fn provide(
         &self,
         image: &str,

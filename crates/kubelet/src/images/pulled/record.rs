@@ -33,7 +33,7 @@ pub(super) struct ImagePulledRecord {
     pub credential_mapping: BTreeMap<String, ImagePullCredentials>,
 }
 
-/// What opened an image.
+/// The credentials that opened an image.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct ImagePullCredentials {
@@ -132,7 +132,7 @@ pub(super) fn compare(
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct NotAmongThem;
 
-/// What a successful pull says of who may use the image.
+/// The credentials with which a successful pull allows the image to be used.
 pub(super) fn opened_by(credential: Option<&Credential>) -> ImagePullCredentials {
     let mut opened = ImagePullCredentials::default();
     match credential.map(|used| (&used.origin, &used.hash)) {

@@ -52,7 +52,7 @@ enum Frame {
     Device { place: Place, next: usize, taken: Option<Taken> },
 }
 
-/// What was changed to take a device, to be undone.
+/// The changes that took a device, to be undone.
 struct Taken {
     candidate: usize,
     has_counters: bool,
