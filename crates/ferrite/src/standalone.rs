@@ -168,7 +168,7 @@ pub struct AcceptedOptions {
     /// The API of etcd.
     #[arg(long, value_name = "BACKEND", value_parser = ["etcd3"])]
     storage_backend: Option<String>,
-    /// Objects are stored as JSON whatever this says; both forms are read.
+    /// Objects are stored as JSON whatever this says, and only JSON is read.
     #[arg(long, value_name = "TYPE", value_parser = ["application/json", "application/vnd.kubernetes.protobuf"])]
     storage_media_type: Option<String>,
     /// The log goes to standard error.
