@@ -178,7 +178,8 @@ const AT_ONCE: usize = 64;
 
 async fn policy(server: &ApiServer) -> Result<(), Status> {
     let objects = DEFAULTS.lines().filter_map(|line| ferrite_json::from_str::<Value>(line).ok());
-    let objects = objects.chain(server.config.mounted.iter().flat_map(|group| group.roles()));
+    let mounted = server.config.mounted.iter().flat_map(|group| group.roles());
+    let objects: Box<dyn Iterator<Item = Value> + Send + '_> = Box::new(objects.chain(mounted));
     let writes = objects.filter_map(|object| {
         let api_version = object["apiVersion"].as_str()?;
         let (group, _) = api_version.split_once('/')?;

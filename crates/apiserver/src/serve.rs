@@ -8,6 +8,7 @@ use crate::idle::Activity;
 use crate::server::{ApiServer, Serving};
 use ::http::HeaderMap;
 use ferrite_pki::{ClientCertificate, ServerTls};
+use futures_util::future::BoxFuture;
 use http_body::Body as _;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
@@ -39,7 +40,11 @@ pub(crate) struct Peer(pub IpAddr);
 
 impl ApiServer {
     /// Serves connections until the server stops.
-    pub async fn serve(self: Arc<Self>, listener: TcpListener, tls: ServerTls) {
+    pub fn serve(self: Arc<Self>, listener: TcpListener, tls: ServerTls) -> BoxFuture<'static, ()> {
+        Box::pin(self.accept_all(listener, tls))
+    }
+
+    async fn accept_all(self: Arc<Self>, listener: TcpListener, tls: ServerTls) {
         let stopping = self.stopping();
         let connections = Connections::new(self.config.serving.connections);
         loop {

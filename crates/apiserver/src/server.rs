@@ -26,6 +26,7 @@ use ferrite_api::{Cidr, Status};
 use ferrite_pki::{Identity, TokenSigner, VerifyingKey};
 use ferrite_store::{Revision, Store};
 use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use http_body_util::BodyExt;
 use jiff::Timestamp;
 use std::collections::BTreeMap;
@@ -251,7 +252,11 @@ pub struct ApiServer {
 
 impl ApiServer {
     /// Starts a server on a store and makes the objects that every cluster has.
-    pub async fn start(store: Arc<Store>, config: Config) -> Result<Arc<Self>, Status> {
+    pub fn start(store: Arc<Store>, config: Config) -> BoxFuture<'static, Result<Arc<Self>, Status>> {
+        Box::pin(Self::start_parts(store, config))
+    }
+
+    async fn start_parts(store: Arc<Store>, config: Config) -> Result<Arc<Self>, Status> {
         let fresh = store.usage().revision == Revision::default();
         let served = ferrite_api::kinds::built_in().into_iter().filter(|r| config.serves(r)).collect();
         let table = Arc::new(ResourceMap::new(served));
@@ -393,6 +398,7 @@ impl ApiServer {
     /// Runs `task` until it ends or the server stops; [`ApiServer::shutdown`] waits for it.
     pub fn run_until_stopped(&self, task: impl Future<Output = ()> + Send + 'static) {
         let stopping = self.stopping();
+        let task: BoxFuture<'static, ()> = Box::pin(task);
         self.spawn(async move {
             tokio::select! {
                 () = task => {}
@@ -408,6 +414,7 @@ impl ApiServer {
 
     /// Runs a task that belongs to the server: [`ApiServer::shutdown`] waits for it.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let task: BoxFuture<'static, ()> = Box::pin(task);
         self.tasks.spawn(task);
     }
 

@@ -2,6 +2,7 @@
 
 use std::future::Future;
 
+use futures_util::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -43,13 +44,14 @@ impl Scope {
         F: Future<Output = ()> + Send + 'static,
     {
         let token = self.token.clone();
-        self.spawn_graceful(async move {
+        let task: BoxFuture<'static, ()> = Box::pin(task);
+        self.spawn_boxed(Box::pin(async move {
             tokio::select! {
                 biased;
                 () = token.cancelled() => {}
                 () = task => {}
             }
-        });
+        }));
     }
 
     /// Runs `task` until it completes. It must itself watch [`token`](Scope::token) and end soon after it is
@@ -58,6 +60,12 @@ impl Scope {
     where
         F: Future<Output = ()> + Send + 'static,
     {
+        self.spawn_boxed(Box::pin(task));
+    }
+
+    /// One kind of task for the executor: its machinery, some kilobytes of machine code, is made once and not for
+    /// each future.
+    fn spawn_boxed(&self, task: BoxFuture<'static, ()>) {
         let held: Vec<_> = self.ancestors.iter().map(TaskTracker::token).collect();
         self.tracker.spawn(async move {
             task.await;

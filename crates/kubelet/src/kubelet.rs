@@ -34,6 +34,7 @@ use crate::volumes::{Volumes, VolumesConfig, local_path};
 use ferrite_client::{Api, Events, Informer, ListSelector, Scope};
 use ferrite_cri::v1::{CgroupDriver, RuntimeConfigRequest, VersionRequest};
 use ferrite_cri::{ImageService, RuntimeService};
+use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use kube::Client;
 use std::io;
@@ -77,7 +78,17 @@ impl Kubelet {
     ///
     /// Returns once the kubelet API listens (when it is configured); the rest goes on in `scope`, as soon as
     /// the API server answers.
-    pub async fn start(
+    pub fn start<'a>(
+        config: Config,
+        runtime: Arc<dyn RuntimeService>,
+        images: Arc<dyn ImageService>,
+        client: Client,
+        scope: &'a Scope,
+    ) -> BoxFuture<'a, Result<Kubelet, StartError>> {
+        Box::pin(Self::start_parts(config, runtime, images, client, scope))
+    }
+
+    async fn start_parts(
         config: Config,
         runtime: Arc<dyn RuntimeService>,
         images: Arc<dyn ImageService>,

@@ -1,21 +1,28 @@
 //! One node's pod network: a bridge, and a veth pair per sandbox.
 
+mod config;
 mod heal;
+mod links;
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::os::fd::{AsFd, AsRawFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use async_trait::async_trait;
 use ferrite_nft::OwnGenerations;
-use nlink::netlink::link::{BridgeLink, BridgePortConfig, VethLink};
-use nlink::netlink::messages::LinkMessage;
+use futures_util::future::BoxFuture;
+use nlink::netlink::link::{BridgePortConfig, VethLink};
 use nlink::netlink::namespace::Netns;
 use nlink::netlink::{Connection, Route};
 
+pub use self::config::{BridgeConfig, Isolation, Port};
+use self::links::{
+    allow_loopback, bridges_are_filtered, dismantle, gateways, host_link, make_bridge, path_of, ports,
+    route_between_pods, undo,
+};
+pub(crate) use self::links::{delete_link, find_link, hash_name, is_host_link, open_netns};
 use crate::addresses::{self, hardware_address};
 use crate::host_ports::{self, HostPorts};
 use crate::ipam::Ipam;
@@ -24,92 +31,8 @@ use crate::port_filter::{self, Sender};
 use crate::state::{Record, State, boot_id};
 use crate::{
     Addresses, Attachment, Cidr, Cidrs, IpFamily, NetworkError, PodGuard, PodNetwork, PodRef, bandwidth,
-    forwarding, routes, rules,
+    forwarding, rules,
 };
-
-/// A link with a smaller MTU has no IPv6.
-const LEAST_IPV6_MTU: u32 = 1280;
-/// The pod's end of the pair.
-const POD_LINK: &str = "eth0";
-
-/// The configuration of a [`Bridge`].
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BridgeConfig {
-    /// The name of the bridge link, at most 15 characters.
-    pub name: String,
-    /// This node's ranges; the first address of each is the gateway. Pods have an address of each.
-    pub pod_cidrs: Cidrs,
-    /// The ranges of all pods of the cluster; they cover `pod_cidrs`.
-    pub cluster_cidrs: Cidrs,
-    /// The ranges of all services, where there are any.
-    pub service_cidrs: Option<Cidrs>,
-    /// A directory for reservations and the record of what was made. Must survive reboots.
-    pub state: PathBuf,
-    /// The MTU of the bridge and the pods' interfaces.
-    pub mtu: u32,
-    /// True if packets between pods of this node pass the packet filter and connection tracking, also where the
-    /// kernel leaves those out for packets that stay on a bridge.
-    pub routed: bool,
-}
-
-impl BridgeConfig {
-    fn check(&self) -> Result<(), NetworkError> {
-        let fail = |text: String| Err(NetworkError::Config(text));
-        let good = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_');
-        if !(1..=15).contains(&self.name.len()) || !self.name.bytes().all(good) {
-            return fail(format!("bridge name {:?} is not 1 to 15 letters, digits, '-' or '_'", self.name));
-        }
-        for pods in self.pod_cidrs.iter() {
-            if pods.prefix() > pods.family().bits() - 2 {
-                return fail(format!("pod CIDR {pods} has no room for a gateway and a pod"));
-            }
-            if !self.cluster_cidrs.of(pods.family()).is_some_and(|cluster| cluster.covers(*pods)) {
-                return fail(format!("pod CIDR {pods} is not inside the cluster's {}", self.cluster_cidrs));
-            }
-        }
-        for service in self.service_cidrs.iter().flat_map(Cidrs::iter) {
-            if let Some(cluster) = self.cluster_cidrs.iter().find(|cluster| cluster.overlaps(*service)) {
-                return fail(format!("service CIDR {service} and cluster CIDR {cluster} overlap"));
-            }
-        }
-        let least = if self.pod_cidrs.of(IpFamily::V6).is_some() { LEAST_IPV6_MTU } else { 576 };
-        if self.mtu < least {
-            return fail(format!("MTU {} is less than {least}", self.mtu));
-        }
-        if !(576..=65_535).contains(&self.mtu) {
-            return fail(format!("MTU {} is not between 576 and 65535", self.mtu));
-        }
-        Ok(())
-    }
-}
-
-/// The settings of one further network of a sandbox.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Port {
-    /// The interface's name in the sandbox.
-    pub link: String,
-    /// The address of the primary family it must have; any free one when not given.
-    pub address: Option<IpAddr>,
-    /// True if the sandbox's way to everywhere else is through this network.
-    pub default_route: bool,
-}
-
-impl Default for Port {
-    /// The only network of a sandbox.
-    fn default() -> Self {
-        Self { link: POD_LINK.to_owned(), address: None, default_route: true }
-    }
-}
-
-/// Whom a network lets in and out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Isolation {
-    /// Members reach everything; nobody beyond this node or on its other networks can begin a connection to
-    /// them.
-    Incoming,
-    /// Members reach each other and the node, nothing else.
-    Internal,
-}
 
 /// The built-in pod network of one node.
 ///
@@ -151,7 +74,11 @@ impl Bridge {
         Self::open_on(open_netns(host)?, config).await
     }
 
-    async fn open_on(host: Netns, config: BridgeConfig) -> Result<Arc<Self>, NetworkError> {
+    fn open_on(host: Netns, config: BridgeConfig) -> BoxFuture<'static, Result<Arc<Self>, NetworkError>> {
+        Box::pin(Self::make(host, config))
+    }
+
+    async fn make(host: Netns, config: BridgeConfig) -> Result<Arc<Self>, NetworkError> {
         config.check()?;
         let state = State::open(&config.state)?;
         let conn =
@@ -589,220 +516,6 @@ impl PodNetwork for Bridge {
     }
 }
 
-/// The name of the host's end of a sandbox's pair: short enough for a link, the same at every call.
-fn host_link(sandbox: &str) -> String {
-    hash_name("veth", sandbox)
-}
-
-/// A prefix and eleven hexadecimal digits that stand for a text.
-pub(crate) fn hash_name(prefix: &str, text: &str) -> String {
-    // FNV-1a: stable across versions and machines, which the standard hasher is not.
-    let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    });
-    format!("{prefix}{:011x}", hash >> 20)
-}
-
-/// Returns true if a link name has the form that [`host_link`] gives.
-pub(crate) fn is_host_link(name: &str) -> bool {
-    name.len() == 15
-        && name.strip_prefix("veth").is_some_and(|rest| rest.bytes().all(|b| b.is_ascii_hexdigit()))
-}
-
-fn gateways(ranges: Cidrs) -> Addresses {
-    let first = |range: &Cidr| Some(range.nth(1).unwrap_or(range.network()));
-    ranges.try_map(first).unwrap_or(Addresses::single(ranges.primary().network()))
-}
-
-pub(crate) fn open_netns(path: &Path) -> Result<Netns, NetworkError> {
-    Netns::from_path(path)
-        .map_err(|source| NetworkError::Netns { path: path.to_owned(), source: Box::new(source) })
-}
-
-async fn make_bridge(
-    host: &Netns,
-    conn: &Connection<Route>,
-    config: &BridgeConfig,
-) -> Result<(), NetworkError> {
-    let name = config.name.as_str();
-    let fail = |what: &str| NetworkError::netlink(format!("{what} of bridge {name}"));
-    let addresses = gateways(config.pod_cidrs);
-    match find_link(conn, name).await? {
-        None => {
-            let bridge = BridgeLink::new(name).address(hardware_address(*addresses.primary()));
-            conn.add_link(bridge).await.map_err(fail("creation"))?;
-        }
-        Some(link) if link.kind() == Some("bridge") => {}
-        Some(link) => {
-            let kind = link.kind().unwrap_or("physical");
-            return Err(NetworkError::Conflict(format!(
-                "link {name} exists but is a {kind} link, not a bridge; remove it or choose another name"
-            )));
-        }
-    }
-    conn.pin_bridge_mtu(name, config.mtu).await.map_err(fail("MTU"))?;
-    if addresses.of(IpFamily::V6).is_some() {
-        prepare_ipv6(host, name)?;
-    }
-    for (address, range) in addresses.iter().zip(config.pod_cidrs.iter()) {
-        addresses::add(conn, name, *address, *range).await.map_err(fail("address"))?;
-    }
-    conn.set_link_up(name).await.map_err(fail("activation"))
-}
-
-/// The bridge's addresses of IPv6 are usable as soon as a pod has a link, and pods tell the node nothing about routes.
-fn prepare_ipv6(host: &Netns, bridge: &str) -> Result<(), NetworkError> {
-    [("disable_ipv6", "0"), ("accept_dad", "0"), ("accept_ra", "0"), ("accept_redirects", "0")]
-        .into_iter()
-        .try_for_each(|(setting, value)| {
-            let name = format!("net.ipv6.conf.{bridge}.{setting}");
-            host.sysctl().set(&name, value).map_err(NetworkError::netlink(format!("set {name}")))
-        })
-}
-
-/// Makes the bridge answer for pods that its isolated ports cannot ask: a pod sends packets for its neighbours to the
-/// bridge, and the node routes them.
-fn route_between_pods(host: &Netns, bridge: &str) -> Result<(), NetworkError> {
-    let settings = [
-        (format!("net.ipv4.conf.{bridge}.proxy_arp_pvlan"), "1"),
-        // The kernel would wait before it answers for somebody else.
-        (format!("net.ipv4.neigh.{bridge}.proxy_delay"), "0"),
-        (format!("net.ipv4.conf.{bridge}.send_redirects"), "0"),
-    ];
-    settings.into_iter().try_for_each(|(name, value)| {
-        host.sysctl().set(&name, value).map_err(NetworkError::netlink(format!("set {name}")))
-    })
-}
-
-/// True if packets that stay on a bridge pass the packet filter.
-fn bridges_are_filtered(host: &Netns, family: IpFamily) -> bool {
-    let setting = match family {
-        IpFamily::V4 => "net.bridge.bridge-nf-call-iptables",
-        IpFamily::V6 => "net.bridge.bridge-nf-call-ip6tables",
-    };
-    host.sysctl().get(setting).is_ok_and(|value| value.trim() == "1")
-}
-
-/// Lets the node's own processes reach host ports at 127.0.0.1: their packets leave by the bridge.
-fn allow_loopback(host: &Netns, bridge: &str) -> Result<(), NetworkError> {
-    let name = format!("net.ipv4.conf.{bridge}.route_localnet");
-    host.sysctl().set(&name, "1").map_err(NetworkError::netlink(format!("set {name}")))
-}
-
-/// A path to the namespace, good for as long as the value.
-fn path_of(host: &Netns) -> PathBuf {
-    PathBuf::from(format!("/proc/self/fd/{}", host.as_fd().as_raw_fd()))
-}
-
-/// Removes everything that the network made and restores forwarding.
-async fn undo(
-    host: &Netns,
-    conn: &Connection<Route>,
-    record: &Record,
-    sandboxes: &[String],
-) -> Result<(), NetworkError> {
-    dismantle(host, conn, record, sandboxes).await?;
-    // Another network of ours came later and found forwarding on: it still needs it.
-    match rules::others_exist(host, record).await {
-        true => Ok(()),
-        false => forwarding::restore(host, record),
-    }
-}
-
-async fn dismantle(
-    host: &Netns,
-    conn: &Connection<Route>,
-    record: &Record,
-    sandboxes: &[String],
-) -> Result<(), NetworkError> {
-    let mut links = ports(conn, &record.bridge).await?;
-    // A pair that a crash left outside the bridge is known by its reservation.
-    links.extend(sandboxes.iter().map(|sandbox| host_link(sandbox)));
-    for link in links {
-        delete_link(conn, &link).await?;
-    }
-    if find_link(conn, &record.bridge).await?.is_some_and(|link| link.kind() == Some("bridge")) {
-        delete_link(conn, &record.bridge).await?;
-    }
-    routes::remove(conn, record).await?;
-    rules::remove_routes(conn, record).await?;
-    rules::remove_tables(host, record).await
-}
-
-/// The pod links in the bridge.
-async fn ports(conn: &Connection<Route>, bridge: &str) -> Result<Vec<String>, NetworkError> {
-    let Some(bridge) = find_link(conn, bridge).await? else { return Ok(Vec::new()) };
-    let links = conn.get_links().await.map_err(NetworkError::netlink("list links"))?;
-    Ok(links
-        .iter()
-        .filter(|link| link.master() == Some(bridge.ifindex()) && link.kind() == Some("veth"))
-        .filter_map(|link| link.name().filter(|name| is_host_link(name)).map(str::to_owned))
-        .collect())
-}
-
-pub(crate) async fn find_link(
-    conn: &Connection<Route>,
-    name: &str,
-) -> Result<Option<LinkMessage>, NetworkError> {
-    conn.get_link_by_name(name).await.map_err(NetworkError::netlink(format!("look up link {name}")))
-}
-
-pub(crate) async fn delete_link(conn: &Connection<Route>, name: &str) -> Result<(), NetworkError> {
-    let fail = NetworkError::netlink(format!("delete link {name}"));
-    conn.del_link_if_exists(name).await.map(drop).map_err(fail)
-}
-
 fn error_source(error: &NetworkError) -> String {
     std::error::Error::source(error).map(ToString::to_string).unwrap_or_default()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn link_names_are_stable_and_fit() {
-        assert_eq!(host_link("a"), host_link("a"));
-        assert_ne!(host_link("a"), host_link("b"));
-        for sandbox in ["a", &"f".repeat(64)] {
-            assert!(is_host_link(&host_link(sandbox)), "{}", host_link(sandbox));
-        }
-        assert!(!is_host_link("veth0") && !is_host_link("vethzzzzzzzzzzz"));
-    }
-
-    #[test]
-    fn configurations_that_cannot_work() {
-        let good = BridgeConfig {
-            name: "ferrite0".into(),
-            pod_cidrs: "10.244.0.0/24,fd00:1::/64".parse().unwrap(),
-            cluster_cidrs: "10.244.0.0/16,fd00:1::/56".parse().unwrap(),
-            service_cidrs: Some("10.96.0.0/12,fd00:2::/108".parse().unwrap()),
-            state: "/nonexistent".into(),
-            mtu: 1500,
-            routed: true,
-        };
-        good.check().unwrap();
-        let rows: Vec<(&str, BridgeConfig)> = vec![
-            ("bridge name", BridgeConfig { name: "a/b".into(), ..good.clone() }),
-            ("bridge name", BridgeConfig { name: "x".repeat(16), ..good.clone() }),
-            ("no room", BridgeConfig { pod_cidrs: "10.244.0.0/31".parse().unwrap(), ..good.clone() }),
-            ("no room", BridgeConfig { pod_cidrs: "fd00:1::/127".parse().unwrap(), ..good.clone() }),
-            ("not inside", BridgeConfig { pod_cidrs: "10.1.0.0/24".parse().unwrap(), ..good.clone() }),
-            ("not inside", BridgeConfig { cluster_cidrs: "10.244.0.0/16".parse().unwrap(), ..good.clone() }),
-            (
-                "overlap",
-                BridgeConfig { service_cidrs: Some("10.244.128.0/17".parse().unwrap()), ..good.clone() },
-            ),
-            (
-                "overlap",
-                BridgeConfig { service_cidrs: Some("fd00:1::/108".parse().unwrap()), ..good.clone() },
-            ),
-            ("less than 1280", BridgeConfig { mtu: 1279, ..good.clone() }),
-            ("MTU", BridgeConfig { mtu: 60, ..good.clone() }),
-        ];
-        for (want, config) in rows {
-            let text = config.check().unwrap_err().to_string();
-            assert!(text.contains(want), "{text}");
-        }
-    }
 }

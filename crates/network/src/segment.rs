@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use futures_util::future::BoxFuture;
 use nlink::netlink::link::{BridgeLink, BridgePortConfig, VethLink};
 use nlink::netlink::namespace::Netns;
 use nlink::netlink::types::addr::Scope;
@@ -25,7 +26,15 @@ pub struct Segment {
 impl Segment {
     /// Makes or completes the segment in the calling thread's network namespace. `pod_bridge` is the bridge of the
     /// pods that run on the machine itself.
-    pub async fn open(name: &str, ranges: Cidrs, pod_bridge: &str) -> Result<Self, NetworkError> {
+    pub fn open<'a>(
+        name: &'a str,
+        ranges: Cidrs,
+        pod_bridge: &'a str,
+    ) -> BoxFuture<'a, Result<Self, NetworkError>> {
+        Box::pin(Self::make(name, ranges, pod_bridge))
+    }
+
+    async fn make(name: &str, ranges: Cidrs, pod_bridge: &str) -> Result<Self, NetworkError> {
         let fail = |what: &str| NetworkError::netlink(format!("{what} of segment {name}"));
         let own = first_addresses(ranges)?;
         let conn = connect()?;
@@ -75,7 +84,16 @@ impl Segment {
     }
 
     /// Connects the network namespace at `netns`: `port` is the machine's end of the link. May be repeated.
-    pub async fn attach(&self, port: &str, netns: &Path, node_ips: Addresses) -> Result<(), NetworkError> {
+    pub fn attach<'a>(
+        &'a self,
+        port: &'a str,
+        netns: &'a Path,
+        node_ips: Addresses,
+    ) -> BoxFuture<'a, Result<(), NetworkError>> {
+        Box::pin(self.link_node(port, netns, node_ips))
+    }
+
+    async fn link_node(&self, port: &str, netns: &Path, node_ips: Addresses) -> Result<(), NetworkError> {
         let fail = |what: &str| NetworkError::netlink(format!("{what} of node link {port}"));
         let netns = open_netns(netns)?;
         let node = Connection::<Route>::new_in(&netns).map_err(fail("netlink socket"))?;

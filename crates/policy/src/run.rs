@@ -3,6 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -165,7 +166,15 @@ pub struct PolicyGuard {
 }
 
 impl PolicyGuard {
-    pub async fn start(
+    pub fn start(
+        config: PolicyConfig,
+        sources: Sources,
+        scope: &Scope,
+    ) -> Pin<Box<dyn Future<Output = Result<Arc<Self>, PolicyError>> + Send + '_>> {
+        Box::pin(Self::start_parts(config, sources, scope))
+    }
+
+    async fn start_parts(
         config: PolicyConfig,
         sources: Sources,
         scope: &Scope,

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -91,7 +92,19 @@ pub struct Proxy {
 
 impl Proxy {
     /// Starts the proxy in the network namespace of the calling thread.
-    pub async fn start(config: ProxyConfig, client: kube::Client, scope: &Scope) -> Result<Self, ProxyError> {
+    pub fn start(
+        config: ProxyConfig,
+        client: kube::Client,
+        scope: &Scope,
+    ) -> Pin<Box<dyn Future<Output = Result<Self, ProxyError>> + Send + '_>> {
+        Box::pin(Self::start_parts(config, client, scope))
+    }
+
+    async fn start_parts(
+        config: ProxyConfig,
+        client: kube::Client,
+        scope: &Scope,
+    ) -> Result<Self, ProxyError> {
         let health = Arc::new(ProxyHealth::new(config.sync_period * 2));
         let metrics = Arc::new(Metrics::default());
         listen(&config, &health, &metrics, scope).await?;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use futures_util::StreamExt;
+use futures_util::future::BoxFuture;
 use futures_util::stream::{self, BoxStream};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::net::{UnixListener, UnixStream};
@@ -64,7 +65,11 @@ impl Server {
 
     /// Serves until `closing` is cancelled; returns when every connection has ended. Calls in progress are
     /// cut off: the runtime finishes what it has begun, and the caller asks again.
-    pub async fn serve(self, closing: CancellationToken) {
+    pub fn serve(self, closing: CancellationToken) -> BoxFuture<'static, ()> {
+        Box::pin(self.accept_all(closing))
+    }
+
+    async fn accept_all(self, closing: CancellationToken) {
         let connections = TaskTracker::new();
         let room = Arc::new(Semaphore::new(MAX_CONNECTIONS));
         loop {

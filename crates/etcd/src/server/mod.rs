@@ -19,6 +19,7 @@ use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -28,6 +29,11 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::Service as _;
+
+/// A connection's bytes, whatever carries them.
+trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
+
+impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
 
 /// Connections served at once; more wait in the kernel's queue.
 const MAX_CONNECTIONS: usize = 256;
@@ -83,7 +89,7 @@ impl Service {
     /// is replaced.
     pub async fn serve_unix(&self, path: &Path) -> io::Result<()> {
         let listener = UnixListener::from_std(ferrite_hostfs::listen_private(path)?)?;
-        let connect = async |service: Self, (stream, _)| service.connection(stream).await;
+        let connect = |service: Self, (stream, _)| service.connection(Box::new(stream));
         self.accept(|| listener.accept(), connect).await;
         let _ = std::fs::remove_file(path);
         Ok(())
@@ -104,9 +110,9 @@ impl Service {
 
     async fn secured(self, acceptor: Option<TlsAcceptor>, stream: TcpStream, peer: SocketAddr) {
         let _ = stream.set_nodelay(true);
-        let Some(acceptor) = acceptor else { return self.connection(stream).await };
+        let Some(acceptor) = acceptor else { return self.connection(Box::new(stream)).await };
         match tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await {
-            Ok(Ok(stream)) => self.connection(stream).await,
+            Ok(Ok(stream)) => self.connection(Box::new(stream)).await,
             Ok(Err(error)) => tracing::debug!(%peer, %error, "a TLS handshake failed"),
             Err(_) => tracing::debug!(%peer, "a TLS handshake took too long"),
         }
@@ -143,7 +149,12 @@ impl Service {
         }
     }
 
-    async fn connection(&self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
+    /// Boxed, like its stream, so that the machine code of the server is made once and not for each kind of stream.
+    fn connection(self, stream: Box<dyn Stream>) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        Box::pin(self.answer(stream))
+    }
+
+    async fn answer(self, stream: Box<dyn Stream>) {
         // A request may be as large as a transaction, with some room for its frame.
         let most = MAX_TXN + (1 << 20);
         let kv =

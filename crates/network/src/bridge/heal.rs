@@ -5,6 +5,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use ferrite_nft::{Change, Monitor, OwnGenerations};
+use futures_util::future::BoxFuture;
 use nlink::netlink::uevent_filter::UeventFilter;
 use nlink::netlink::{Connection, KobjectUevent};
 
@@ -20,8 +21,10 @@ const BRIDGE_FILTER: &str = "/module/br_netfilter";
 impl Bridge {
     /// Makes the rules of host ports and of senders again when somebody else changes them, and changes the way of packets
     /// between pods when the kernel begins or ceases to filter bridges. Never returns.
-    pub async fn heal(self: Arc<Self>) {
-        tokio::join!(self.heal_host_ports(), self.heal_senders(), self.follow_bridge_filter());
+    pub fn heal(self: Arc<Self>) -> BoxFuture<'static, ()> {
+        Box::pin(async move {
+            tokio::join!(self.heal_host_ports(), self.heal_senders(), self.follow_bridge_filter());
+        })
     }
 
     /// A change of this process looks like one of somebody else here, so the rules are compared with the pods.

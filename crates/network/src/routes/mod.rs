@@ -10,6 +10,7 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 
+use futures_util::future::BoxFuture;
 use nlink::netlink::fdb::FdbEntryBuilder;
 use nlink::netlink::link::VxlanLink;
 use nlink::netlink::namespace::Netns;
@@ -82,7 +83,11 @@ impl Router {
     }
 
     /// Brings the routes in line with the peers, the oldest first. Peers whose claims cannot be true get no route.
-    pub async fn apply(&mut self, peers: &[Peer]) -> Result<(), NetworkError> {
+    pub fn apply<'a>(&'a mut self, peers: &'a [Peer]) -> BoxFuture<'a, Result<(), NetworkError>> {
+        Box::pin(self.apply_plan(peers))
+    }
+
+    async fn apply_plan(&mut self, peers: &[Peer]) -> Result<(), NetworkError> {
         let plan = plan(&self.config, &self.segments().await?, peers);
         self.report(&plan);
         let tunnels: BTreeSet<(Cidr, IpAddr)> = plan
