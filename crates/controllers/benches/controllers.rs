@@ -21,6 +21,9 @@ use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::core::NamespaceResourceScope;
 use kube::{Client, Resource};
 
+#[global_allocator]
+static ALLOCATOR: ferrite_memory::Allocator = ferrite_memory::Allocator;
+
 /// Writes under way at once, where many objects are made.
 const WRITERS: usize = 64;
 

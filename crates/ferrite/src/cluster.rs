@@ -127,7 +127,7 @@ impl Cluster {
             None => nix::unistd::gethostname()?.to_string_lossy().to_lowercase(),
         };
         let services = options.server.service_cluster_ip_range.for_pods(options.cluster_cidr);
-        let bridge = start_network(paths, options.cluster_cidr, services).await?;
+        let bridge = start_network(paths, options.cluster_cidr, options.cluster_cidr, services).await?;
         let segment = match options.nodes {
             Some(_) => Some(open_segment(paths, options, services).await?),
             None => None,
@@ -368,13 +368,14 @@ async fn machine_addresses(gateways: Addresses) -> Result<Addresses, BoxError> {
 pub async fn start_network(
     paths: &Paths,
     pods: Cidrs,
+    cluster: Cidrs,
     services: Option<Cidrs>,
 ) -> Result<Arc<Bridge>, BoxError> {
     let first = |range: &Cidr| Cidr::containing(range.network(), node_mask(*range));
     let config = BridgeConfig {
         name: paths.bridge(),
         pod_cidrs: pods.try_map(first).unwrap_or(pods),
-        cluster_cidrs: pods,
+        cluster_cidrs: cluster,
         service_cidrs: services,
         state: paths.network(),
         mtu: 1500,

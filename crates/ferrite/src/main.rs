@@ -47,6 +47,9 @@ mod watchdog;
 use clap::Parser;
 use std::process::ExitCode;
 
+#[global_allocator]
+static ALLOCATOR: ferrite_memory::Allocator = ferrite_memory::Allocator;
+
 fn main() -> ExitCode {
     let mut arguments: Vec<std::ffi::OsString> = std::env::args_os().collect();
     // The supervisor of a pod must stay tiny: it leaves before anything else is set up.

@@ -19,6 +19,10 @@ pub struct RuntimeAlone {
     /// Addresses of pods: a range, or one of each family. The first /24 of IPv4 and the first /64 of IPv6 are taken.
     #[arg(long, default_value = "10.244.0.0/16", value_name = "CIDRS", value_parser = crate::apiserver::parse_cidrs)]
     pod_cidr: Cidrs,
+    /// Addresses of all pods of the cluster, where this node's are a part of them: pods reach those of other nodes with
+    /// their own address. The routes between nodes are yours to make.
+    #[arg(long, value_name = "CIDRS", value_parser = crate::apiserver::parse_cidrs)]
+    cluster_cidr: Option<Cidrs>,
     /// Registries (host or host:port) to talk to without TLS; loopback addresses always are.
     #[arg(long, value_name = "REGISTRY")]
     insecure_registry: Vec<String>,
@@ -35,7 +39,8 @@ impl RuntimeAlone {
         State::refuse_if_running(&paths)?;
         let _claimed = DataDirectory::claim(&paths)?;
         create_private(&paths)?;
-        let bridge = start_network(&paths, self.pod_cidr, None).await?;
+        let bridge =
+            start_network(&paths, self.pod_cidr, self.cluster_cidr.unwrap_or(self.pod_cidr), None).await?;
         let scope = Scope::new();
         let embedded =
             start_runtime(&paths, &self.insecure_registry, self.cgroup_driver, bridge, &scope).await?;

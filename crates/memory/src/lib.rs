@@ -1,4 +1,9 @@
-//! The allocator of the whole program.
+//! The allocator of our programs, which each of them chooses:
+//!
+//! ```
+//! #[global_allocator]
+//! static ALLOCATOR: ferrite_memory::Allocator = ferrite_memory::Allocator;
+//! ```
 //!
 //! Requests make and drop many small values on several threads at once, some of them on another thread than they were
 //! made on. An allocator with a heap for each thread has no locks to fight for. Huge pages are off: they are quick to
@@ -8,11 +13,9 @@ use std::alloc::{GlobalAlloc, Layout};
 
 use libmimalloc_sys as mi;
 
-#[global_allocator]
-static ALLOCATOR: Allocator = Allocator;
-
 /// mimalloc, without its detour for alignments where every block has the one that is asked for.
-struct Allocator;
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Allocator;
 
 /// Like C's `malloc`, mimalloc's aligns a block for everything that fits into it and is no more than a word.
 fn is_usual(layout: Layout) -> bool {
@@ -62,8 +65,10 @@ unsafe impl GlobalAlloc for Allocator {
     }
 }
 
-/// Returns free memory to the system. Worth a call when a burst of work is over.
+/// Returns free memory to the system, and the pages of code that nothing runs any more. Worth a call when a burst of
+/// work is over.
 pub fn give_back() {
+    unmap_code();
     // SAFETY: empty pages are released; allocated memory stays where it is.
     unsafe { mi::mi_collect(true) };
     // C code has its own.
@@ -72,6 +77,28 @@ pub fn give_back() {
     unsafe {
         libc::malloc_trim(0);
     }
+}
+
+/// Leaves the pages of the program's code to the system, which keeps them for as long as it has room; code that runs
+/// is mapped again when it is next called, and code that only a start or a burst needed stays away.
+fn unmap_code() {
+    // Read as text: the mapping that holds this function is the one that holds the code.
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    if let Some((start, length)) = code_at(&maps, (unmap_code as fn()) as usize) {
+        // SAFETY: the mapping is of a file and cannot be written to, so each page can be read from the file again.
+        unsafe { libc::madvise(std::ptr::with_exposed_provenance_mut(start), length, libc::MADV_DONTNEED) };
+    }
+}
+
+/// Start and length of the mapping that holds `address`, if it is private code of a file that nothing can write to.
+fn code_at(maps: &str, address: usize) -> Option<(usize, usize)> {
+    maps.lines().find_map(|line| {
+        let mut fields = line.split_ascii_whitespace();
+        let (start, end) = fields.next()?.split_once('-')?;
+        let (start, end) = (usize::from_str_radix(start, 16).ok()?, usize::from_str_radix(end, 16).ok()?);
+        let is_code = fields.next()? == "r-xp" && fields.nth(3)?.starts_with('/');
+        (is_code && (start..end).contains(&address)).then_some((start, end - start))
+    })
 }
 
 /// Lets programs that this process starts have huge pages if they want: that they are off is inherited.
@@ -85,29 +112,51 @@ mod tests {
     use super::*;
 
     #[test]
+    fn only_code_of_a_file_is_left_to_the_system() {
+        let maps = "1000-2000 r--p 00000000 fe:00 12   /bin/x\n2000-5000 r-xp 00001000 fe:00 12   /bin/x y\n\
+                    5000-6000 rwxp 00000000 fe:00 12   /bin/x\n6000-7000 r-xp 00000000 00:00 0\n\
+                    7000-8000 r-xp 00000000 00:00 0   [vdso]\nnonsense\n";
+        let rows = [
+            (0x1000, None),
+            (0x2000, Some((0x2000, 0x3000))),
+            (0x4fff, Some((0x2000, 0x3000))),
+            (0x5000, None),
+            (0x6000, None),
+            (0x7000, None),
+        ];
+        for (address, expected) in rows {
+            assert_eq!(code_at(maps, address), expected, "{address:#x}");
+        }
+        let own = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let code = code_at(&own, (unmap_code as fn()) as usize);
+        assert!(code.is_some_and(|(_, length)| length > 0), "{own}");
+        unmap_code();
+    }
+
+    #[test]
     fn blocks_are_aligned_and_keep_what_is_in_them() {
         for align in [1, 2, 4, 8, 16, 64, 4096] {
             for size in [1, 3, 8, 12, 24, 100, 1000, 100_000] {
                 let layout = Layout::from_size_align(size, align).unwrap();
                 // SAFETY: the layouts have a size, and blocks are used within them and given back once.
                 unsafe {
-                    let block = ALLOCATOR.alloc_zeroed(layout);
+                    let block = Allocator.alloc_zeroed(layout);
                     assert!(!block.is_null() && block.addr().is_multiple_of(align), "{layout:?}");
                     assert!(
                         std::slice::from_raw_parts(block, size).iter().all(|byte| *byte == 0),
                         "{layout:?}"
                     );
                     block.write_bytes(7, size);
-                    let grown = ALLOCATOR.realloc(block, layout, size * 3);
+                    let grown = Allocator.realloc(block, layout, size * 3);
                     assert!(!grown.is_null() && grown.addr().is_multiple_of(align), "{layout:?}");
                     assert!(
                         std::slice::from_raw_parts(grown, size).iter().all(|byte| *byte == 7),
                         "{layout:?}"
                     );
-                    ALLOCATOR.dealloc(grown, Layout::from_size_align(size * 3, align).unwrap());
-                    let block = ALLOCATOR.alloc(layout);
+                    Allocator.dealloc(grown, Layout::from_size_align(size * 3, align).unwrap());
+                    let block = Allocator.alloc(layout);
                     assert!(!block.is_null() && block.addr().is_multiple_of(align), "{layout:?}");
-                    ALLOCATOR.dealloc(block, layout);
+                    Allocator.dealloc(block, layout);
                 }
             }
         }

@@ -22,6 +22,9 @@ use kube::Client;
 use kube::api::PostParams;
 use tokio::sync::Notify;
 
+#[global_allocator]
+static ALLOCATOR: ferrite_memory::Allocator = ferrite_memory::Allocator;
+
 /// Writes under way at once, as many as upstream's load has.
 const WRITERS: usize = 64;
 
@@ -204,10 +207,12 @@ impl World {
         let store =
             ferrite_store::Store::open(&directory.join("store"), Default::default(), Default::default())
                 .unwrap();
-        let config = ServerConfig {
+        let mut config = ServerConfig {
             service_ranges: vec![ferrite_api::Cidr::parse("10.96.0.0/12").unwrap()],
             ..ServerConfig::new("192.0.2.1:6443".parse().unwrap())
         };
+        // No controller takes the taint of new nodes away here.
+        config.admission.disable.push("TaintNodesByCondition".into());
         let server = ApiServer::start(Arc::new(store), config).await.unwrap();
         let client_of = |user| Client::new(server.in_process_client(user), "default");
         let client = client_of(User::new("system:admin", ["system:masters"]));

@@ -16,6 +16,7 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::core::{Selector, SelectorExt};
 
+use crate::columns::{Column, Columns};
 use crate::framework::Store;
 use crate::nominated::Nominated;
 use crate::resources::{Resources, pod_requests};
@@ -469,6 +470,11 @@ impl PodInfo {
         }
     }
 
+    /// The same for pods that share a shape, for as long as both live.
+    pub fn shape_number(&self) -> usize {
+        Arc::as_ptr(&self.shape).addr()
+    }
+
     /// The name of the scheduler that the pod asks for.
     pub fn scheduler_name(&self) -> &str {
         self.placement.scheduler_name.as_deref().unwrap_or(DEFAULT_SCHEDULER)
@@ -630,6 +636,7 @@ pub struct Snapshot {
     pub nominated: Arc<Nominated>,
     /// The number of nodes that have each image, by every name of it.
     pub images: Arc<HashMap<String, usize>>,
+    columns: Columns,
 }
 
 impl Snapshot {
@@ -647,12 +654,18 @@ impl Snapshot {
         self.positions.get(name).map(|position| &self.nodes[*position])
     }
 
+    /// The values of a label on all nodes, by their position among [`nodes`](Snapshot::nodes).
+    pub fn column(&self, label: &str) -> Arc<Column> {
+        self.columns.get(&self.nodes, label)
+    }
+
     /// Where the node stands among [`nodes`](Snapshot::nodes).
     pub fn position(&self, name: &str) -> Option<usize> {
         self.positions.get(name).copied()
     }
 
     pub(crate) fn rebuild(&mut self, nodes: impl IntoIterator<Item = Arc<NodeInfo>>) {
+        self.columns.forget();
         let mut zones: BTreeMap<(String, String), Vec<Arc<NodeInfo>>> = BTreeMap::new();
         for node in nodes {
             zones.entry(node.zone()).or_default().push(node);
@@ -674,6 +687,10 @@ impl Snapshot {
 
     pub(crate) fn replace(&mut self, node: Arc<NodeInfo>) {
         if let Some(position) = self.positions.get(node.name()) {
+            let before = &self.nodes[*position];
+            if !Arc::ptr_eq(&before.node, &node.node) && before.labels() != node.labels() {
+                self.columns.forget();
+            }
             self.nodes[*position] = node;
         }
     }

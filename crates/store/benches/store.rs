@@ -8,12 +8,10 @@
 #![allow(clippy::unwrap_used)]
 
 use bytes::Bytes;
-// The allocator that the program has.
 use ferrite_etcd::proto::etcdserverpb::kv_client::KvClient;
 use ferrite_etcd::proto::etcdserverpb::watch_client::WatchClient;
 use ferrite_etcd::proto::etcdserverpb::watch_request::RequestUnion;
 use ferrite_etcd::proto::etcdserverpb::{PutRequest, RangeRequest, WatchCreateRequest, WatchRequest};
-use ferrite_memory as _;
 use ferrite_store::{HistoryLimits, Key, LogOptions, Op, Revision, Store, Txn};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -23,6 +21,9 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 use tonic::transport::{Channel, Endpoint};
+
+#[global_allocator]
+static ALLOCATOR: ferrite_memory::Allocator = ferrite_memory::Allocator;
 
 const VALUE: usize = 1536;
 const FOR: Duration = Duration::from_secs(3);

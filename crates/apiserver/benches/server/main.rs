@@ -26,6 +26,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+#[global_allocator]
+static ALLOCATOR: ferrite_memory::Allocator = ferrite_memory::Allocator;
+
 fn main() {
     if let Some(dir) = std::env::var_os(process::SERVER) {
         return runtime().block_on(process::serve(Path::new(&dir)));

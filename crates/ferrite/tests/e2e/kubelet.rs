@@ -136,7 +136,7 @@ impl Drop for Machine<'_> {
 }
 
 /// The kubelet leaves the groups above its pods, as upstream does.
-fn remove_groups(name: &str) {
+pub fn remove_groups(name: &str) {
     fn remove(directory: &Path) {
         for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
             if entry.path().is_dir() {

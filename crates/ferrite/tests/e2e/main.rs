@@ -22,6 +22,7 @@ mod docker;
 mod docker_network;
 mod docker_options;
 mod encryption;
+mod guide;
 mod ingress;
 mod ipv6;
 mod kubectl;

@@ -210,7 +210,7 @@ impl Fleet {
     }
 }
 
-fn block_on<T>(task: impl Future<Output = T>) -> T {
+pub fn block_on<T>(task: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(task)
 }
 

@@ -7,6 +7,7 @@ use ferrite_api::field::FieldError;
 use k8s_openapi::api::core::v1::Namespace;
 use serde::Deserialize;
 
+use crate::columns::{ByShape, Column};
 use crate::framework::{
     ClusterEvent, CycleState, Filter, Handle, Interest, MAX_SCORE, Made, Plugin, PluginArgs, PreFilter,
     PreFiltered, PreScore, Rejection, Score, Store,
@@ -47,8 +48,98 @@ pub(super) fn new(args: &PluginArgs, handle: &Handle) -> Made {
     Ok(Arc::new(InterPodAffinity { args, namespaces: handle.store() }))
 }
 
-/// Pods per topology key and value.
-type Topology = HashMap<(String, String), i64>;
+/// Sums per place, where a place is a topology key with a value.
+#[derive(Clone, Default)]
+struct Topology {
+    keys: Vec<Places>,
+    /// Places of keys that no pod had named when the nodes were counted.
+    others: HashMap<(String, String), i64>,
+    /// Places whose sum is not zero.
+    in_use: usize,
+}
+
+/// The places of one key. A copy for a dry run shares the sums until it changes one.
+#[derive(Clone)]
+struct Places {
+    key: String,
+    column: Arc<Column>,
+    sums: Arc<Vec<i64>>,
+}
+
+impl Topology {
+    /// The number of a key, for [`add`](Self::add).
+    fn key(&mut self, snapshot: &Snapshot, key: &str) -> usize {
+        if let Some(known) = self.keys.iter().position(|places| places.key == key) {
+            return known;
+        }
+        let column = snapshot.column(key);
+        let sums = Arc::new(vec![0; column.size()]);
+        self.keys.push(Places { key: key.to_owned(), column, sums });
+        self.keys.len() - 1
+    }
+
+    /// Adds to the place of the node at a position.
+    fn add(&mut self, key: usize, position: usize, amount: i64) {
+        if let Some(value) = self.keys[key].column.at(position) {
+            self.add_to(key, value, amount);
+        }
+    }
+
+    fn add_to(&mut self, key: usize, value: usize, amount: i64) {
+        let sum = &mut Arc::make_mut(&mut self.keys[key].sums)[value];
+        let before = *sum;
+        *sum += amount;
+        let after = *sum;
+        self.count_use(before, after);
+    }
+
+    fn count_use(&mut self, before: i64, after: i64) {
+        match (before == 0, after == 0) {
+            (true, false) => self.in_use += 1,
+            (false, true) => self.in_use -= 1,
+            _ => {}
+        }
+    }
+
+    /// Adds to the place of a node, whose key may be new.
+    fn change(&mut self, node: &NodeInfo, key: &str, amount: i64) {
+        let Some(value) = node.labels().get(key) else { return };
+        let known = self.keys.iter().position(|places| places.key == key);
+        let place = known.and_then(|known| Some((known, self.keys[known].column.number_of(value)?)));
+        if let Some((key, value)) = place {
+            return self.add_to(key, value, amount);
+        }
+        let sum = self.others.entry((key.to_owned(), value.clone())).or_default();
+        let before = *sum;
+        *sum += amount;
+        let after = *sum;
+        self.count_use(before, after);
+    }
+
+    /// The sum at the node's place for one key.
+    fn at(&self, node: &NodeInfo, key: &str) -> i64 {
+        let Some(value) = node.labels().get(key) else { return 0 };
+        let places = self.keys.iter().find(|places| places.key == key);
+        let sum = places.and_then(|places| Some(places.sums[places.column.number_of(value)?]));
+        let other = || self.others.get(&(key.to_owned(), value.clone())).copied();
+        sum.or_else(|| if self.others.is_empty() { None } else { other() }).unwrap_or(0)
+    }
+
+    /// The sums at all the places that the node is in.
+    fn all_at(&self, node: &NodeInfo) -> impl Iterator<Item = i64> {
+        let known = self.keys.iter().filter_map(|places| {
+            let value = node.labels().get(&places.key)?;
+            Some(places.sums[places.column.number_of(value)?])
+        });
+        let is_in = |key: &String, value: &String| node.labels().get(key) == Some(value);
+        let others = self.others.iter().filter(move |((key, value), _)| is_in(key, value));
+        known.chain(others.map(|(_, sum)| *sum))
+    }
+
+    fn is_empty(&self) -> bool {
+        self.in_use == 0
+    }
+}
 
 #[derive(Clone, Default)]
 struct Counts {
@@ -58,6 +149,42 @@ struct Counts {
     wanted: Topology,
     /// Places with pods that match some of the new pod's required anti-affinity.
     unwanted: Topology,
+}
+
+/// What a present pod counts for at its node: keys of the topologies of [`Counts`].
+#[derive(Default)]
+struct Effect {
+    refused: Vec<usize>,
+    wanted: Vec<usize>,
+    unwanted: Vec<usize>,
+}
+
+impl Effect {
+    fn new(
+        counts: &mut Counts,
+        pod: &PodInfo,
+        present: &PodInfo,
+        snapshot: &Snapshot,
+        namespaces: &Namespaces<'_>,
+    ) -> Self {
+        let mut effect = Self::default();
+        for term in &present.anti_affinity.required {
+            if term.matches(pod, namespaces) {
+                effect.refused.push(counts.refused.key(snapshot, &term.topology_key));
+            }
+        }
+        if matches_all(&pod.affinity.required, present, namespaces) {
+            for term in &pod.affinity.required {
+                effect.wanted.push(counts.wanted.key(snapshot, &term.topology_key));
+            }
+        }
+        for term in &pod.anti_affinity.required {
+            if term.matches(present, namespaces) {
+                effect.unwanted.push(counts.unwanted.key(snapshot, &term.topology_key));
+            }
+        }
+        effect
+    }
 }
 
 impl Counts {
@@ -72,17 +199,17 @@ impl Counts {
     ) {
         for term in &present.anti_affinity.required {
             if term.matches(pod, namespaces) {
-                place(&mut self.refused, node, &term.topology_key, amount);
+                self.refused.change(node, &term.topology_key, amount);
             }
         }
         if matches_all(&pod.affinity.required, present, namespaces) {
             for term in &pod.affinity.required {
-                place(&mut self.wanted, node, &term.topology_key, amount);
+                self.wanted.change(node, &term.topology_key, amount);
             }
         }
         for term in &pod.anti_affinity.required {
             if term.matches(present, namespaces) {
-                place(&mut self.unwanted, node, &term.topology_key, amount);
+                self.unwanted.change(node, &term.topology_key, amount);
             }
         }
     }
@@ -102,24 +229,6 @@ impl InterPodAffinity {
 
 #[derive(Clone)]
 struct Scores(Topology);
-
-fn place(topology: &mut Topology, node: &NodeInfo, key: &str, amount: i64) {
-    let Some(value) = node.labels().get(key) else { return };
-    let place = (key.to_owned(), value.clone());
-    let count = topology.entry(place.clone()).or_default();
-    *count += amount;
-    if *count == 0 {
-        topology.remove(&place);
-    }
-}
-
-fn at(topology: &Topology, node: &NodeInfo, key: &str) -> i64 {
-    node.labels()
-        .get(key)
-        .and_then(|value| topology.get(&(key.to_owned(), value.clone())))
-        .copied()
-        .unwrap_or(0)
-}
 
 fn matches_all(terms: &[AffinityTerm], pod: &PodInfo, namespaces: &Namespaces<'_>) -> bool {
     !terms.is_empty() && terms.iter().all(|term| term.matches(pod, namespaces))
@@ -176,9 +285,14 @@ impl PreFilter for InterPodAffinity {
         }
         let mut counts = Counts::default();
         let namespaces = Namespaces::new(&self.namespaces);
-        for node in snapshot.nodes() {
+        let mut effects = ByShape::default();
+        for (position, node) in snapshot.nodes().iter().enumerate() {
             for present in &node.pods {
-                counts.change(pod, present, node, 1, &namespaces);
+                let new = || Effect::new(&mut counts, pod, present, snapshot, &namespaces);
+                let effect: &Effect = effects.of(present, new);
+                effect.refused.iter().for_each(|key| counts.refused.add(*key, position, 1));
+                effect.wanted.iter().for_each(|key| counts.wanted.add(*key, position, 1));
+                effect.unwanted.iter().for_each(|key| counts.unwanted.add(*key, position, 1));
             }
         }
         if !has_own && counts.refused.is_empty() {
@@ -204,7 +318,7 @@ impl Filter for InterPodAffinity {
         if !required.iter().all(|term| node.labels().contains_key(&term.topology_key)) {
             return Err(Rejection::unresolvable("node(s) didn't match pod affinity rules"));
         }
-        if !required.iter().all(|term| at(&counts.wanted, node, &term.topology_key) > 0) {
+        if !required.iter().all(|term| counts.wanted.at(node, &term.topology_key) > 0) {
             // The first of a group that wants to be together may go anywhere, if it would itself be company.
             let first =
                 counts.wanted.is_empty() && matches_all(required, pod, &Namespaces::new(&self.namespaces));
@@ -212,13 +326,10 @@ impl Filter for InterPodAffinity {
                 return Err(Rejection::unresolvable("node(s) didn't match pod affinity rules"));
             }
         }
-        if pod.anti_affinity.required.iter().any(|term| at(&counts.unwanted, node, &term.topology_key) > 0) {
+        if pod.anti_affinity.required.iter().any(|term| counts.unwanted.at(node, &term.topology_key) > 0) {
             return Err(Rejection::unschedulable("node(s) didn't match pod anti-affinity rules"));
         }
-        let refused = counts.refused.iter().any(|((key, value), count)| {
-            *count > 0 && node.labels().get(key).is_some_and(|label| label == value)
-        });
-        if refused {
+        if counts.refused.all_at(node).any(|count| count > 0) {
             return Err(Rejection::unschedulable("node(s) didn't satisfy existing pods anti-affinity rules"));
         }
         Ok(())
@@ -239,20 +350,26 @@ impl PreScore for InterPodAffinity {
             return Interest::Skip;
         }
         let hard_weight = i64::from(self.args.hard_pod_affinity_weight);
-        let mut scores = Topology::new();
+        let mut scores = Topology::default();
         let namespaces = Namespaces::new(&self.namespaces);
-        for node in snapshot.nodes() {
+        let mut effects = ByShape::default();
+        for (position, node) in snapshot.nodes().iter().enumerate() {
             for present in &node.pods {
-                let mut add = |term: &AffinityTerm, about: &PodInfo, weight: i64| {
-                    if term.matches(about, &namespaces) {
-                        place(&mut scores, node, &term.topology_key, weight);
-                    }
+                let new = || {
+                    let mut weights: Vec<(usize, i64)> = Vec::new();
+                    let mut add = |term: &AffinityTerm, about: &PodInfo, weight: i64| {
+                        if term.matches(about, &namespaces) {
+                            weights.push((scores.key(snapshot, &term.topology_key), weight));
+                        }
+                    };
+                    pod.affinity.preferred.iter().for_each(|term| add(term, present, term.weight));
+                    pod.anti_affinity.preferred.iter().for_each(|term| add(term, present, -term.weight));
+                    present.affinity.required.iter().for_each(|term| add(term, pod, hard_weight));
+                    present.affinity.preferred.iter().for_each(|term| add(term, pod, term.weight));
+                    present.anti_affinity.preferred.iter().for_each(|term| add(term, pod, -term.weight));
+                    weights
                 };
-                pod.affinity.preferred.iter().for_each(|term| add(term, present, term.weight));
-                pod.anti_affinity.preferred.iter().for_each(|term| add(term, present, -term.weight));
-                present.affinity.required.iter().for_each(|term| add(term, pod, hard_weight));
-                present.affinity.preferred.iter().for_each(|term| add(term, pod, term.weight));
-                present.anti_affinity.preferred.iter().for_each(|term| add(term, pod, -term.weight));
+                effects.of(present, new).iter().for_each(|(key, weight)| scores.add(*key, position, *weight));
             }
         }
         if scores.is_empty() {
@@ -266,11 +383,7 @@ impl PreScore for InterPodAffinity {
 impl Score for InterPodAffinity {
     fn score(&self, state: &CycleState, _pod: &PodInfo, node: &NodeInfo) -> i64 {
         let Some(Scores(scores)) = state.get::<Scores>() else { return 0 };
-        scores
-            .iter()
-            .filter(|((key, value), _)| node.labels().get(key).is_some_and(|label| label == value))
-            .map(|(_, score)| *score)
-            .sum()
+        scores.all_at(node).sum()
     }
 
     fn normalize(&self, _state: &CycleState, _pod: &PodInfo, _nodes: &[Arc<NodeInfo>], scores: &mut [i64]) {

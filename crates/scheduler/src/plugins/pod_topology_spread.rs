@@ -11,6 +11,7 @@ use serde::Deserialize;
 
 use super::node_affinity::matches_required;
 use super::taint_toleration::tolerates;
+use crate::columns::{ByShape, Column};
 use crate::framework::{
     ClusterEvent, CycleState, Filter, Handle, Interest, MAX_SCORE, Made, Plugin, PluginArgs, PreFilter,
     PreFiltered, PreScore, Rejection, Score,
@@ -128,6 +129,14 @@ impl Constraint {
     fn matches(&self, pod: &PodInfo, other: &PodInfo) -> bool {
         other.key.namespace == pod.key.namespace
             && !other.is_terminating()
+            && self.selector.matches(other.labels())
+    }
+
+    /// True if the constraint counts pods like `other` that are not being deleted. As upstream: a selector that selects
+    /// everything counts nothing.
+    fn is_about(&self, pod: &PodInfo, other: &PodInfo) -> bool {
+        other.key.namespace == pod.key.namespace
+            && !self.selector.selects_all()
             && self.selector.matches(other.labels())
     }
 
@@ -250,6 +259,23 @@ struct Preferred {
     needs_all: bool,
 }
 
+/// The pods on a node that the constraint of that index counts.
+fn counts_of<'a>(
+    node: &'a NodeInfo,
+    index: usize,
+    constraints: &[Constraint],
+    pod: &PodInfo,
+    counted: &mut ByShape<'a, Vec<bool>>,
+) -> i64 {
+    let is_about =
+        |other: &PodInfo| constraints.iter().map(|c| c.is_about(pod, other)).collect::<Vec<bool>>();
+    let counts = node
+        .pods
+        .iter()
+        .filter(|present| !present.is_terminating() && counted.of(present, || is_about(present))[index]);
+    i64::try_from(counts.count()).unwrap_or(i64::MAX)
+}
+
 fn has_all<'a>(node: &NodeInfo, mut constraints: impl Iterator<Item = &'a Constraint>) -> bool {
     constraints.all(|constraint| node.labels().contains_key(&constraint.key))
 }
@@ -317,28 +343,30 @@ impl PreFilter for PodTopologySpread {
         if constraints.is_empty() {
             return Ok(PreFiltered::Skip);
         }
-        let mut domains: Vec<HashMap<String, i64>> = vec![HashMap::new(); constraints.len()];
-        for node in snapshot.nodes() {
+        let columns: Vec<Arc<Column>> = constraints.iter().map(|c| snapshot.column(&c.key)).collect();
+        let mut domains: Vec<Vec<Option<i64>>> =
+            columns.iter().map(|column| vec![None; column.size()]).collect();
+        let mut counted = ByShape::default();
+        for (position, node) in snapshot.nodes().iter().enumerate() {
             // A node outside one of the topologies is outside all of them.
-            if !has_all(node, constraints.iter()) {
+            if columns.iter().any(|column| column.at(position).is_none()) {
                 continue;
             }
-            for (constraint, domains) in constraints.iter().zip(&mut domains) {
-                if constraint.includes(pod, node)
-                    && let Some(value) = node.labels().get(&constraint.key)
-                {
-                    let count = constraint.counts(pod, node);
-                    match domains.get_mut(value) {
-                        Some(known) => *known += count,
-                        None => {
-                            domains.insert(value.clone(), count);
-                        }
-                    }
+            for (index, constraint) in constraints.iter().enumerate() {
+                let Some(value) = columns[index].at(position) else { continue };
+                if constraint.includes(pod, node) {
+                    let count = counts_of(node, index, &constraints, pod, &mut counted);
+                    *domains[index][value].get_or_insert(0) += count;
                 }
             }
         }
-        let counted = constraints.into_iter().zip(domains);
-        state.put(Required(counted.map(|(constraint, domains)| Counted::new(constraint, domains)).collect()));
+        let counted = constraints.into_iter().zip(columns.iter().zip(domains));
+        let counted = counted.map(|(constraint, (column, counts))| {
+            let domains =
+                column.values().filter_map(|(value, number)| Some((value.to_owned(), counts[number]?)));
+            Counted::new(constraint, domains.collect())
+        });
+        state.put(Required(counted.collect()));
         Ok(PreFiltered::Needed)
     }
 
@@ -387,26 +415,29 @@ impl PreScore for PodTopologySpread {
         let counts = |node: &NodeInfo| !needs_all || has_all(node, constraints.iter());
         let counting = feasible.iter().filter(|node| counts(node)).count();
         let mut all_domains: Vec<HashMap<String, i64>> = vec![HashMap::new(); constraints.len()];
-        for (constraint, domains) in constraints.iter().zip(&mut all_domains) {
+        let mut counted = ByShape::default();
+        for (index, (constraint, domains)) in constraints.iter().zip(&mut all_domains).enumerate() {
             if constraint.key == HOSTNAME {
                 continue;
             }
+            let column = snapshot.column(&constraint.key);
+            let mut sums: Vec<Option<i64>> = vec![None; column.size()];
             for node in feasible.iter().filter(|node| counts(node)) {
-                if let Some(value) = node.labels().get(&constraint.key)
-                    && !domains.contains_key(value)
-                {
-                    domains.insert(value.clone(), 0);
+                let value = node.labels().get(&constraint.key);
+                if let Some(value) = value.and_then(|value| column.number_of(value)) {
+                    sums[value] = Some(0);
                 }
             }
-            for node in snapshot.nodes() {
-                if let Some(count) =
-                    node.labels().get(&constraint.key).and_then(|value| domains.get_mut(value))
+            for (position, node) in snapshot.nodes().iter().enumerate() {
+                if let Some(sum) = column.at(position).and_then(|value| sums[value].as_mut())
                     && counts(node)
                     && constraint.includes(pod, node)
                 {
-                    *count += constraint.counts(pod, node);
+                    *sum += counts_of(node, index, &constraints, pod, &mut counted);
                 }
             }
+            let sums = column.values().filter_map(|(value, number)| Some((value.to_owned(), sums[number]?)));
+            *domains = sums.collect();
         }
         let preferences = constraints.into_iter().zip(all_domains).map(|(constraint, domains)| {
             let size = if constraint.key == HOSTNAME { counting } else { domains.len() };
