@@ -136,7 +136,8 @@ fn plain(number: usize) -> Value {
 
 fn sized(number: usize, cpu: &str) -> Value {
     json!({"metadata": {"name": format!("pod-{number}"), "labels": {"app": "web"}},
-        "spec": {"containers": [{"name": "c", "image": "registry.k8s.io/pause:3.10",
+        // No kubelet ends it.
+        "spec": {"terminationGracePeriodSeconds": 0, "containers": [{"name": "c", "image": "registry.k8s.io/pause:3.10",
             "resources": {"requests": {"cpu": cpu, "memory": "100Mi"}}}]}})
 }
 

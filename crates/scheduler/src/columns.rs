@@ -106,3 +106,78 @@ impl<'a, T> ByShape<'a, T> {
         &self.answers[number]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use ferrite_json::json;
+
+    use super::*;
+    use crate::snapshot::{Shapes, Snapshot};
+
+    fn node(name: &str, zone: Option<&str>) -> Arc<NodeInfo> {
+        let mut node = json!({"metadata": {"name": name, "labels": {}}});
+        if let Some(zone) = zone {
+            node["metadata"]["labels"]["zone"] = json!(zone);
+        }
+        Arc::new(NodeInfo::new(Arc::new(ferrite_json::from_value(node).unwrap())))
+    }
+
+    #[test]
+    fn a_column_follows_the_labels() {
+        let mut snapshot = Snapshot::new([node("a", Some("x")), node("b", None), node("c", Some("y"))]);
+        let values = |snapshot: &Snapshot| -> Vec<Option<String>> {
+            let column = snapshot.column("zone");
+            let name = |number| {
+                column.values().find(|(_, known)| *known == number).map(|(value, _)| value.to_owned())
+            };
+            (0..snapshot.nodes().len()).map(|position| column.at(position).and_then(name)).collect()
+        };
+        let text = |values: [Option<&str>; 3]| values.map(|value| value.map(str::to_owned)).to_vec();
+        assert_eq!(values(&snapshot), text([Some("x"), None, Some("y")]));
+        snapshot.replace(node("b", Some("x")));
+        assert_eq!(values(&snapshot), text([Some("x"), Some("x"), Some("y")]));
+        assert_eq!(snapshot.column("zone").size(), 2);
+        assert_eq!(snapshot.column("zone").number_of("z"), None);
+        snapshot.rebuild([node("c", Some("y"))]);
+        assert_eq!(values(&snapshot), [Some("y".to_owned())]);
+        // Whoever names many labels makes the first ones be forgotten, and gets right answers.
+        for label in 0..2 * MOST_COLUMNS {
+            assert_eq!(snapshot.column(&format!("label-{label}")).at(0), None);
+        }
+        assert_eq!(values(&snapshot), [Some("y".to_owned())]);
+    }
+
+    #[test]
+    fn pods_of_a_template_are_asked_about_once_in_each_namespace() {
+        let mut shapes = Shapes::default();
+        let mut pod = |name: &str, namespace: &str, app: &str, node: Option<&str>| {
+            shapes.pod(
+                &ferrite_json::from_value(json!({
+                    "metadata": {"name": name, "namespace": namespace, "labels": {"app": app}},
+                    "spec": {"containers": [], "nodeName": node}}))
+                .unwrap(),
+            )
+        };
+        let pods = [
+            pod("a", "one", "web", None),
+            // Bound pods are like those that wait.
+            pod("b", "one", "web", Some("node-1")),
+            pod("c", "one", "web", Some("node-2")),
+            pod("d", "two", "web", None),
+            pod("e", "one", "other", None),
+            pod("f", "one", "web", None),
+        ];
+        let mut answers = ByShape::default();
+        let mut asked = 0;
+        let of: Vec<usize> = pods
+            .iter()
+            .map(|pod| {
+                *answers.of(pod, || {
+                    asked += 1;
+                    asked
+                })
+            })
+            .collect();
+        assert_eq!(of, [1, 1, 1, 2, 3, 1]);
+    }
+}

@@ -153,7 +153,6 @@ pub const DEFAULT_SCHEDULER: &str = "default-scheduler";
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Placement {
     pub scheduler_name: Option<String>,
-    pub node_name: Option<String>,
     pub node_selector: Option<BTreeMap<String, String>>,
     pub node_affinity: Option<Box<NodeAffinity>>,
     pub tolerations: Vec<Toleration>,
@@ -183,7 +182,6 @@ impl Placement {
         let node_affinity = spec.affinity.as_ref().and_then(|affinity| affinity.node_affinity.clone());
         Self {
             scheduler_name: spec.scheduler_name.clone().filter(|name| name != DEFAULT_SCHEDULER),
-            node_name: spec.node_name.clone().filter(|name| !name.is_empty()),
             node_selector: spec.node_selector.clone(),
             node_affinity: node_affinity.map(Box::new),
             tolerations: spec.tolerations.clone().unwrap_or_default(),
@@ -423,6 +421,8 @@ impl PodClaim {
 pub struct PodInfo {
     pub key: ObjectKey,
     pub uid: Option<Text>,
+    /// The node that it names. Not a part of the shape, or each pod would have its own as soon as it is bound.
+    pub node_name: Option<Text>,
     /// Kind and name of the owner that controls it.
     pub controller: Option<Box<(Text, Text)>>,
     /// Selects the pods of the same Service or owner; default spreading counts them.
@@ -457,6 +457,12 @@ impl PodInfo {
         Self {
             key: ObjectKey::of(pod),
             uid: pod.metadata.uid.as_deref().map(Text::from),
+            node_name: pod
+                .spec
+                .as_ref()
+                .and_then(|spec| spec.node_name.as_deref())
+                .filter(|name| !name.is_empty())
+                .map(Text::from),
             controller: controller
                 .map(|owner| Box::new((owner.kind.as_str().into(), owner.name.as_str().into()))),
             siblings: None,

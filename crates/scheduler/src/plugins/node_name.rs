@@ -21,7 +21,7 @@ impl Plugin for NodeName {
 
 impl Filter for NodeName {
     fn filter(&self, _state: &CycleState, pod: &PodInfo, node: &NodeInfo) -> Result<(), Rejection> {
-        let named = pod.placement.node_name.as_deref().unwrap_or_default();
+        let named = pod.node_name.as_deref().unwrap_or_default();
         if named.is_empty() || named == node.name() {
             return Ok(());
         }
