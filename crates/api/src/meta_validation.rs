@@ -390,6 +390,7 @@ fn validate_owner_references(references: &Value, path: &Path) -> FieldErrors {
     let mut errors = Vec::new();
     let references = references.as_array().map(Vec::as_slice).unwrap_or_default();
     let mut controller: Option<&Value> = None;
+    let mut is_told = false;
     for reference in references {
         let text = |key: &str| reference[key].as_str().unwrap_or_default();
         let api_version = text("apiVersion");
@@ -419,7 +420,10 @@ fn validate_owner_references(references: &Value, path: &Path) -> FieldErrors {
         }
         if reference["controller"].as_bool() == Some(true) {
             match controller {
+                // One error shows them all: one for each would show all of them as often.
+                Some(_) if is_told => {}
                 Some(first) => {
+                    is_told = true;
                     let rendered: Vec<String> = references.iter().map(render_owner).collect();
                     errors.push(
                         FieldError::invalid(

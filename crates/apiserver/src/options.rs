@@ -126,10 +126,32 @@ pub(crate) struct WriteOptions {
     pub delete: Option<Box<DeleteOptions>>,
 }
 
+/// The most warnings that are gathered. Each has a character, and a response has room for no more.
+const WARNINGS_MAX: usize = 4 << 10;
+
+/// Warnings in their order, each once.
+#[derive(Debug, Default)]
+pub(crate) struct DistinctWarnings {
+    list: Vec<String>,
+    known: std::collections::HashSet<String>,
+}
+
+impl DistinctWarnings {
+    pub fn add(&mut self, text: String) {
+        if self.list.len() < WARNINGS_MAX && self.known.insert(text.clone()) {
+            self.list.push(text);
+        }
+    }
+
+    pub fn into_list(self) -> Vec<String> {
+        self.list
+    }
+}
+
 /// Warnings gathered while a request is worked on, and the audit of the request. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Warnings {
-    warnings: Arc<std::sync::Mutex<Vec<String>>>,
+    warnings: Arc<std::sync::Mutex<DistinctWarnings>>,
     /// None if the request is not audited.
     audit: Option<Arc<Record>>,
 }
@@ -139,21 +161,17 @@ impl Warnings {
         Self { warnings: Arc::default(), audit }
     }
 
-    fn all(&self) -> std::sync::MutexGuard<'_, Vec<String>> {
+    fn all(&self) -> std::sync::MutexGuard<'_, DistinctWarnings> {
         self.warnings.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     pub fn add(&self, text: impl Into<String>) {
-        let mut warnings = self.all();
-        let text = text.into();
         // A write that is tried again says the same again.
-        if !warnings.contains(&text) {
-            warnings.push(text);
-        }
+        self.all().add(text.into());
     }
 
     pub fn take(&self) -> Vec<String> {
-        std::mem::take(&mut *self.all())
+        std::mem::take(&mut *self.all()).into_list()
     }
 
     /// Annotates the audit event of the request. As upstream: the first value of a key stays.

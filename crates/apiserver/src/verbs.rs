@@ -6,7 +6,7 @@ use crate::encode;
 use crate::encode::list::Pieces;
 use crate::http::{Piece, Response};
 use crate::negotiate::{Format, Representation, Shape};
-use crate::options::{DeleteOptions, ListOptions, VersionMatch, WriteOptions};
+use crate::options::{DeleteOptions, DistinctWarnings, ListOptions, VersionMatch, WriteOptions};
 use crate::registry::stored::Written;
 use crate::registry::{Deleted, Registry, Selectors, Update};
 use crate::request::Verb;
@@ -23,13 +23,10 @@ use std::sync::{Arc, LazyLock};
 
 /// Dispatches a call. Warnings gathered on the way end up in the answer's headers.
 pub(crate) async fn handle(mut call: Call) -> Result<Response, Status> {
-    let mut warnings: Vec<String> = Vec::new();
     let result = dispatch(&mut call).await;
-    for warning in call.warnings.drain(..).chain(call.admission.take()) {
-        if !warnings.contains(&warning) {
-            warnings.push(warning);
-        }
-    }
+    let mut warnings = DistinctWarnings::default();
+    call.warnings.drain(..).chain(call.admission.take()).for_each(|warning| warnings.add(warning));
+    let warnings = warnings.into_list();
     let mut answer = match result {
         Ok(answer) => answer,
         Err(status) if warnings.is_empty() => return Err(status),

@@ -13,6 +13,7 @@ use k8s_openapi::NamespaceResourceScope;
 use kube::Client;
 use kube::api::{DeleteParams, GetParams, ListParams, Patch, PatchParams, PostParams};
 use kube::core::{ListMeta, Request};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 use crate::page::Page;
 use crate::request::{invalid, send};
@@ -25,6 +26,25 @@ pub(crate) fn list_request(
     params: &ListParams,
 ) -> Result<http::Request<Vec<u8>>, kube::Error> {
     if metadata_only { request.list_metadata(params) } else { request.list(params) }.map_err(invalid)
+}
+
+/// Bytes that a segment of a path may not have as they are. Names of roles have colons.
+const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b':');
+
+/// The name as one segment of a path. Names come from fields that anybody may write, such as owner references: a name must
+/// not lead to another resource. As upstream, names that no object can have are refused.
+pub fn path_segment(name: &str) -> Result<String, kube::Error> {
+    let problem = match name {
+        "." | ".." => Some(format!("may not be '{name}'")),
+        _ => ['/', '%'].into_iter().find(|c| name.contains(*c)).map(|c| format!("may not contain '{c}'")),
+    };
+    match problem {
+        Some(problem) => {
+            let message = format!("invalid resource name {name:?}: [{problem}]");
+            Err(invalid(kube::core::request::Error::Validation(message)))
+        }
+        None => Ok(utf8_percent_encode(name, ESCAPED).to_string()),
+    }
 }
 
 /// Reads and writes the objects of one kind, in one namespace or in all. Cloning is cheap.
@@ -97,7 +117,7 @@ impl<K: Object> Api<K> {
     }
 
     pub async fn get(&self, name: &str) -> Result<K, kube::Error> {
-        let params = GetParams::default();
+        let (params, name) = (GetParams::default(), &path_segment(name)?);
         let request = if K::METADATA_ONLY {
             self.request.get_metadata(name, &params)
         } else {
@@ -130,7 +150,7 @@ impl<K: Object> Api<K> {
     }
 
     pub async fn replace(&self, name: &str, params: &PostParams, object: &K) -> Result<K, kube::Error> {
-        self.object(self.request.replace(name, params, object.encode()?)).await
+        self.object(self.request.replace(&path_segment(name)?, params, object.encode()?)).await
     }
 
     pub async fn replace_status(
@@ -148,7 +168,7 @@ impl<K: Object> Api<K> {
         params: &PatchParams,
         patch: &Patch<Value>,
     ) -> Result<K, kube::Error> {
-        self.object(self.request.patch(name, params, patch)).await
+        self.object(self.request.patch(&path_segment(name)?, params, patch)).await
     }
 
     pub async fn patch_status(
@@ -167,13 +187,15 @@ impl<K: Object> Api<K> {
         params: &PatchParams,
         patch: &Patch<Value>,
     ) -> Result<K, kube::Error> {
-        self.object(self.request.patch_subresource(subresource, name, params, patch)).await
+        self.object(self.request.patch_subresource(subresource, &path_segment(name)?, params, patch)).await
     }
 
     /// Asks for the deletion. The server answers with the object or with a `Status`: neither is of use to a
     /// caller that must watch for the end anyway.
     pub async fn delete(&self, name: &str, params: &DeleteParams) -> Result<(), kube::Error> {
-        send(&self.client, self.request.delete(name, params).map_err(invalid)?).await.map(drop)
+        send(&self.client, self.request.delete(&path_segment(name)?, params).map_err(invalid)?)
+            .await
+            .map(drop)
     }
 
     pub async fn delete_collection(
@@ -191,7 +213,13 @@ impl<K: Object> Api<K> {
         params: &PostParams,
         object: &K,
     ) -> Result<K, kube::Error> {
-        self.object(self.request.replace_subresource(subresource, name, params, object.encode()?)).await
+        self.object(self.request.replace_subresource(
+            subresource,
+            &path_segment(name)?,
+            params,
+            object.encode()?,
+        ))
+        .await
     }
 
     /// Posts `body` to a subresource of the object and returns the response's body, which has a form of its own.
@@ -202,7 +230,30 @@ impl<K: Object> Api<K> {
         params: &PostParams,
         body: &S,
     ) -> Result<Bytes, kube::Error> {
+        let name = &path_segment(name)?;
         let request = self.request.create_subresource(subresource, name, params, body.encode()?);
         send(&self.client, request.map_err(invalid)?).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_one_segment_of_a_path() {
+        for (name, expected) in [
+            ("web-1.example", Some("web-1.example")),
+            ("system:node-proxier", Some("system:node-proxier")),
+            ("p?follow=true", Some("p%3Ffollow%3Dtrue")),
+            ("a b#c", Some("a%20b%23c")),
+            ("é", Some("%C3%A9")),
+            ("p:8080/proxy/", None),
+            ("..", None),
+            (".", None),
+            ("a%2Fb", None),
+        ] {
+            assert_eq!(path_segment(name).ok().as_deref(), expected, "{name}");
+        }
     }
 }

@@ -30,7 +30,7 @@ mod uid;
 mod workers;
 mod workqueue;
 
-pub use api::{Api, List};
+pub use api::{Api, List, path_segment};
 pub use backoff::Backoff;
 pub use controller::Controller;
 pub use credentials::service_account_client;

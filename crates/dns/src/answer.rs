@@ -6,7 +6,7 @@ use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::rdata::{A, AAAA, CNAME, NS, PTR, SOA, SRV, TXT};
 use hickory_proto::rr::{Name, RData, Record, RecordType};
 
-use crate::records::{Found, Index, Item, NameError, Owner, Request};
+use crate::records::{Found, Index, Item, NameError, Owner, Request, Wanted};
 use crate::wire::{Query, Response};
 
 /// TTL of all records of the cluster.
@@ -132,7 +132,11 @@ impl Context<'_> {
             (_, ["dns"]) => return self.no_data(query),
             _ => {}
         }
-        match self.index.find(Request::parse(&labels)) {
+        let wanted = match query.kind {
+            RecordType::SRV => Wanted::Ports,
+            _ => Wanted::Addresses,
+        };
+        match self.index.find(Request::parse(&labels), wanted) {
             Err(NameError) => self.name_error(query),
             Ok(Found::Alias(target)) => self.alias(query, &target),
             Ok(Found::Items(items)) if query.kind == RecordType::SRV => {
@@ -174,7 +178,7 @@ impl Context<'_> {
                 .take(lower.iter().count() - self.zone.labels)
                 .map(|label| std::str::from_utf8(label).ok())
                 .collect();
-            match self.index.find(Request::parse(&labels.unwrap_or_default())) {
+            match self.index.find(Request::parse(&labels.unwrap_or_default()), Wanted::Addresses) {
                 Ok(Found::Items(items)) => {
                     let addresses = self.addresses(&name, query.kind, items.iter().map(|item| item.ip));
                     // As CoreDNS: an alias that leads nowhere is not shown.

@@ -12,6 +12,19 @@ use kube::ResourceExt;
 /// The label of an EndpointSlice that names its Service.
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
 
+/// The most items of a name with ports: more records than a reply has room for. The authors of Services and pods decide how
+/// many ports and endpoints there are.
+const PORT_ITEMS: usize = 4096;
+
+/// The records that a client asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wanted {
+    /// Each address once, whatever ports it has.
+    Addresses,
+    /// Each port of each address.
+    Ports,
+}
+
 /// The meaning of a name in the zone, without the zone's suffix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Request<'a> {
@@ -225,7 +238,7 @@ impl Index {
     }
 
     /// Looks up a name of the zone.
-    pub fn find(&self, request: Request<'_>) -> Result<Found, NameError> {
+    pub fn find(&self, request: Request<'_>, wanted: Wanted) -> Result<Found, NameError> {
         match request {
             Request::Apex => Ok(Found::Items(Vec::new())),
             Request::Invalid => Err(NameError),
@@ -242,8 +255,8 @@ impl Index {
                 match (service.spec.as_ref().ok_or(NameError)?, part) {
                     (Spec::External(Some(name)), Part::Whole) => Ok(Found::Alias(name.clone())),
                     (Spec::External(_), _) => Err(NameError),
-                    (Spec::Headless, part) | (_, part @ Part::Endpoint(_)) => service.endpoints(part),
-                    (Spec::ClusterIp { ips, ports }, part) => cluster_ips(ips, ports, part),
+                    (Spec::Headless, part) | (_, part @ Part::Endpoint(_)) => service.endpoints(part, wanted),
+                    (Spec::ClusterIp { ips, ports }, part) => cluster_ips(ips, ports, part, wanted),
                 }
             }
         }
@@ -300,27 +313,40 @@ impl Index {
 }
 
 impl Service {
-    fn endpoints(&self, part: Part<'_>) -> Result<Found, NameError> {
+    fn endpoints(&self, part: Part<'_>, wanted: Wanted) -> Result<Found, NameError> {
         let mut items = Vec::new();
         for slice in self.slices.values() {
+            let ports = matching(&slice.ports, part, wanted);
             for endpoint in &slice.endpoints {
                 if matches!(part, Part::Endpoint(label) if !label.eq_ignore_ascii_case(&endpoint.label)) {
                     continue;
                 }
-                let ports = slice.ports.iter().filter(|port| port.matches(part));
-                items.extend(ports.map(|port| Item {
+                items.extend(ports.iter().map(|port| Item {
                     ip: endpoint.ip,
                     port: port.number,
                     endpoint: Some(endpoint.label.clone()),
                 }));
+                if wanted == Wanted::Ports && items.len() >= PORT_ITEMS {
+                    items.truncate(PORT_ITEMS);
+                    return Ok(Found::Items(items));
+                }
             }
         }
         if items.is_empty() { Err(NameError) } else { Ok(Found::Items(items)) }
     }
 }
 
-fn cluster_ips(ips: &[IpAddr], ports: &[Port], part: Part<'_>) -> Result<Found, NameError> {
-    let matching: Vec<&Port> = ports.iter().filter(|port| port.matches(part)).collect();
+/// The ports that a name means; one of them where only addresses are wanted.
+fn matching<'a>(ports: &'a [Port], part: Part<'_>, wanted: Wanted) -> Vec<&'a Port> {
+    let most = match wanted {
+        Wanted::Addresses => 1,
+        Wanted::Ports => PORT_ITEMS,
+    };
+    ports.iter().filter(|port| port.matches(part)).take(most).collect()
+}
+
+fn cluster_ips(ips: &[IpAddr], ports: &[Port], part: Part<'_>, wanted: Wanted) -> Result<Found, NameError> {
+    let matching = matching(ports, part, wanted);
     if matching.is_empty() {
         return Err(NameError);
     }

@@ -63,3 +63,37 @@ fn nothing_is_left_of_objects_that_are_gone() {
     index.remove_slice(&slice);
     assert!(index.namespaces.is_empty() && index.cluster_ips.is_empty() && index.endpoint_ips.is_empty());
 }
+
+#[test]
+fn ports_and_endpoints_do_not_multiply() {
+    let mut index = Index::default();
+    let service: core::Service = ferrite_json::from_value(ferrite_json::json!({
+        "metadata": {"namespace": "a", "name": "b"}, "spec": {"clusterIP": "None"}}))
+    .unwrap();
+    let ports: Vec<_> = (1..=20_000)
+        .map(|port| ferrite_json::json!({"name": format!("p{port}"), "port": port, "protocol": "TCP"}))
+        .collect();
+    let endpoints: Vec<_> = (0..1000u32)
+        .map(|number| {
+            let address = std::net::Ipv4Addr::from(0x0a01_0000 + number).to_string();
+            ferrite_json::json!({ "addresses": [address] })
+        })
+        .collect();
+    let slice: discovery::EndpointSlice = ferrite_json::from_value(ferrite_json::json!({
+        "metadata": {"namespace": "a", "name": "b-1", "labels": {"kubernetes.io/service-name": "b"}},
+        "addressType": "IPv4", "ports": ports, "endpoints": endpoints}))
+    .unwrap();
+    index.apply_namespace("a");
+    index.apply_service(&service);
+    index.apply_slice(&slice);
+    let count =
+        |part, wanted| match index.find(Request::Service { namespace: "a", service: "b", part }, wanted) {
+            Ok(Found::Items(items)) => items.len(),
+            other => panic!("{other:?}"),
+        };
+    let port = Part::Port { port: "p7", protocol: "tcp" };
+    assert_eq!(count(Part::Whole, Wanted::Addresses), 1000, "each address once");
+    assert_eq!(count(port, Wanted::Addresses), 1000);
+    assert_eq!(count(port, Wanted::Ports), 1000);
+    assert_eq!(count(Part::Whole, Wanted::Ports), PORT_ITEMS, "no more than a reply has room for");
+}

@@ -137,6 +137,11 @@ pub fn rule_chain(id: Id) -> String {
     format!("rule-{id}")
 }
 
+/// The chain of a rule's peers, where the rule has many ports and many peers.
+pub fn peers_chain(id: Id) -> String {
+    format!("peers-{id}")
+}
+
 /// The chain of a class: packets that none of its rules accepts are dropped.
 pub fn class_rules(rules: &[Id]) -> Vec<Rule<PolicySet>> {
     let calls = rules.iter().map(|id| vec![jump(&rule_chain(*id))]);
@@ -154,13 +159,17 @@ pub struct RuleIds {
     pub numbers: bool,
 }
 
-/// The chain of a rule: one alternative for each way to match a port and each way to match a peer.
-pub fn rule_rules(
-    rule: &PolicyRule,
-    ids: &RuleIds,
-    direction: Direction,
-    family: IpFamily,
-) -> Vec<Rule<PolicySet>> {
+/// The chains of a rule.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct RuleChains {
+    pub rule: Vec<Rule<PolicySet>>,
+    /// None if the chain of the rule has the peers, too.
+    pub peers: Option<Vec<Rule<PolicySet>>>,
+}
+
+/// The chains of a rule: one alternative for each way to match a port and each way to match a peer. Where that is much, the
+/// ports lead to a chain of the peers: a policy's author decides how many there are of both.
+pub fn rule_rules(rule: &PolicyRule, ids: &RuleIds, direction: Direction, family: IpFamily) -> RuleChains {
     let member = |set, key| Expr::InSet { set, key, inverted: false };
     let number = |id| Expr::LoadNumber { to: 0, number: id };
     let address_words = words(family);
@@ -199,11 +208,22 @@ pub fn rule_rules(
     if ids.blocks {
         peers.push(vec![number(ids.rule), other_side(), member(PolicySet::Blocks, 0)]);
     }
+    let ending = |mut rule: Rule<PolicySet>, end: PolicyExpr| {
+        rule.push(end);
+        rule
+    };
+    if ports.len().saturating_mul(peers.len()) > ports.len() + peers.len() {
+        let lead = |port| ending(port, jump(&peers_chain(ids.rule)));
+        return RuleChains {
+            rule: ports.into_iter().map(lead).collect(),
+            peers: Some(peers.into_iter().map(|peer| ending(peer, accept())).collect()),
+        };
+    }
     let both = |port: &Rule<PolicySet>| -> Vec<Rule<PolicySet>> {
         let with = |peer: &Rule<PolicySet>| port.iter().chain(peer).cloned().chain([accept()]).collect();
         peers.iter().map(with).collect()
     };
-    ports.iter().flat_map(both).collect()
+    RuleChains { rule: ports.iter().flat_map(both).collect(), peers: None }
 }
 
 pub fn member_key(group: Id, address: IpAddr) -> Key {
@@ -231,4 +251,33 @@ pub fn themselves_key(address: IpAddr) -> Key {
 
 pub fn number_key(id: Id) -> Key {
     Key::new(&[&id.to_ne_bytes()])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_and_peers_do_not_multiply() {
+        let rule = PolicyRule { peers: Some(Vec::new()), ports: Some(Vec::new()) };
+        let of = |groups: u32, names: u32| {
+            let ids = RuleIds {
+                rule: 1,
+                groups: (10..10 + groups).collect(),
+                names: (100_000..100_000 + names).collect(),
+                ..RuleIds::default()
+            };
+            let chains = rule_rules(&rule, &ids, Direction::Ingress, IpFamily::V4);
+            (chains.rule.len(), chains.peers.map(|peers| peers.len()))
+        };
+        for (groups, names, expected) in [
+            (1, 1, (1, None)),
+            (1, 5, (5, None)),
+            (2, 2, (4, None)),
+            (2, 3, (3, Some(2))),
+            (20_000, 20_000, (20_000, Some(20_000))),
+        ] {
+            assert_eq!(of(groups, names), expected, "{groups} groups, {names} names");
+        }
+    }
 }

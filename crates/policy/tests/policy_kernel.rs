@@ -239,7 +239,12 @@ async fn policies_hold(family: IpFamily, filtered: bool) {
             "podSelector": {"matchLabels": {"app": "server"}},
             "policyTypes": ["Ingress", "Egress"],
             "ingress": [
-                {"from": [{"podSelector": {"matchLabels": {"app": "friend"}}}], "ports": [{"port": "web"}]},
+                // Enough of both that ports and peers have chains of their own.
+                {"from": [
+                    {"podSelector": {"matchLabels": {"app": "friend"}}},
+                    {"podSelector": {"matchLabels": {"app": "nobody"}}},
+                    {"podSelector": {"matchLabels": {"app": "nobody-else"}}},
+                ], "ports": [{"port": "web"}, {"port": "other"}, {"port": "another"}]},
                 {"from": [{"ipBlock": {"cidr": format!("{}/{}", stranger.address, family.bits())}}], "ports": [{"port": 8000, "endPort": 8100}]},
                 {"ports": [{"protocol": "UDP", "port": 80}]},
             ],

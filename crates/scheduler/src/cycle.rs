@@ -97,7 +97,7 @@ pub fn enough(nodes: usize, percentage: Option<usize>) -> usize {
 }
 
 /// The state between cycles: the place where the last search stopped, and the number of nodes to find.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub struct Search {
     pub start: usize,
     pub percentage: Option<usize>,
@@ -207,6 +207,27 @@ pub async fn schedule(
     error.victims = remedy.victims;
     error.remedy = remedy.remedy;
     Err(ScheduleError::Unschedulable(Box::new(error)))
+}
+
+/// Checks that the node of a placement still suits the pod. Time may have passed since the search.
+pub(crate) fn confirm(
+    framework: &Framework,
+    snapshot: &Snapshot,
+    pod: &PodInfo,
+    placement: &mut Placement,
+) -> Result<(), RejectedBy> {
+    let Placement { node, state, .. } = placement;
+    // Plugins find their state of the search, and replace it.
+    let (filters, failure) = framework.pre_filter(state, pod, snapshot);
+    if let Some(failure) = failure {
+        return Err(failure.by);
+    }
+    let gone = || RejectedBy { plugin: "", rejection: Rejection::unresolvable("the node is not available") };
+    if filters.nodes.as_ref().is_some_and(|nodes| !nodes.contains(node)) {
+        return Err(gone());
+    }
+    let node = snapshot.get(node).ok_or_else(gone)?;
+    filters.filter_with_nominated(state, pod, node, snapshot)
 }
 
 /// The number of `nodes` rejected for each reason.

@@ -217,6 +217,11 @@ impl Queue {
         backoff.into_iter().chain(failed).chain(unschedulable).min()
     }
 
+    /// True if a pod in flight was deleted, or got a node, since it was taken.
+    pub fn is_gone(&self, key: &ObjectKey) -> bool {
+        self.in_flight.get(key).is_none_or(|flying| flying.deleted)
+    }
+
     /// The pod was bound, or is of no interest any more.
     pub fn done(&mut self, key: &ObjectKey) {
         self.in_flight.remove(key);

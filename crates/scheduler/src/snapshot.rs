@@ -632,7 +632,7 @@ impl NodeInfo {
 
 /// All nodes at one moment. Nodes of different zones take turns in the order, so that a search that stops early has
 /// still looked everywhere.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub struct Snapshot {
     nodes: Vec<Arc<NodeInfo>>,
     positions: HashMap<String, usize>,

@@ -8,6 +8,7 @@ use super::access::{
 use super::cell;
 use super::row::{NAME, shown};
 use crate::field::{FieldError, FieldErrors, Path};
+use crate::kinds::check::repeated;
 use crate::meta_validation::{dns1123_label, dns1123_subdomain};
 use crate::resource::{Column, MetadataUse, Strategy};
 use crate::table::{NONE, duration};
@@ -231,8 +232,9 @@ fn validate_spec(spec: &Value, path: &Path) -> FieldErrors {
             errors.push(FieldError::not_supported(&usages_path.index(index), *usage, USAGES));
         }
     }
+    let again = repeated(usages.iter());
     for (index, usage) in usages.iter().enumerate() {
-        if usages[..index].contains(usage) {
+        if again[index] {
             errors.push(FieldError::duplicate(&usages_path.index(index), *usage));
         }
     }
@@ -302,13 +304,14 @@ fn validate_conditions(status: &Value) -> FieldErrors {
     let path = Path::new("status").child("conditions");
     let conditions = list(status, "conditions");
     let mut errors = Vec::new();
+    let again = repeated(conditions.iter().map(|condition| text(condition, "type")));
     for (index, condition) in conditions.iter().enumerate() {
         let path = path.index(index);
         let (kind, holds) = (text(condition, "type"), text(condition, "status"));
         if kind.is_empty() {
             errors.push(FieldError::required(&path.child("type"), ""));
         }
-        if conditions[..index].iter().any(|c| text(c, "type") == kind) {
+        if again[index] {
             errors.push(FieldError::duplicate(&path.child("type"), kind));
         }
         match holds {

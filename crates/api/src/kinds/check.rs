@@ -303,13 +303,20 @@ pub fn strict_ip(value: &str) -> Vec<String> {
     vec![NOT_AN_IP.to_owned()]
 }
 
+/// For each element of a list, true if it stood there before. A list may be as long as a request's body.
+pub fn repeated<T: std::hash::Hash + Eq>(items: impl IntoIterator<Item = T>) -> Vec<bool> {
+    let mut seen = std::collections::HashSet::new();
+    items.into_iter().map(|item| !seen.insert(item)).collect()
+}
+
 /// Conditions of `meta/v1`.
 pub fn conditions(conditions: &[Value], path: &Path) -> FieldErrors {
     let mut errors = Vec::new();
+    let again = repeated(conditions.iter().map(|condition| text(condition, "type")));
     for (index, condition) in conditions.iter().enumerate() {
         let path = path.index(index);
         let kind = text(condition, "type");
-        if conditions[..index].iter().any(|earlier| text(earlier, "type") == kind) {
+        if again[index] {
             errors.push(FieldError::duplicate(&path.child("type"), kind));
         }
         errors.extend(condition_fields(condition, &path));

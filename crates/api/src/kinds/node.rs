@@ -3,7 +3,7 @@
 mod config;
 
 use super::access::{default_field, ensure_object, flag, keep, list, map, present, strings, text};
-use super::check::{NOT_NEGATIVE, cidr, complaints};
+use super::check::{NOT_NEGATIVE, cidr, complaints, repeated};
 use super::go;
 use super::pod::defaults::default_resource_list;
 use super::pod::resources::{amounts, is_integer_resource};
@@ -192,8 +192,9 @@ fn validate_change(new: &Value, old: &Value) -> FieldErrors {
     errors.extend(validate_amounts(&new["status"]));
     errors.extend(validate_features(&new["status"]));
     let addresses = list(&new["status"], "addresses");
+    let again = repeated(addresses.iter().map(Value::to_string));
     for (index, address) in addresses.iter().enumerate() {
-        if addresses[..index].contains(address) {
+        if again[index] {
             let path = Path::new("status").child("addresses").index(index);
             let shown = format!("{{\"Type\":{},\"Address\":{}}}", address["type"], address["address"]);
             errors.push(FieldError::duplicate(&path, address.clone()).rendered_as(shown));

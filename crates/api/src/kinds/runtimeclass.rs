@@ -1,7 +1,7 @@
 //! RuntimeClasses.
 
 use super::access::{list, object, object_mut, text};
-use super::check::{IMMUTABLE, complaints};
+use super::check::{IMMUTABLE, complaints, repeated};
 use super::pod::defaults::default_resource_list;
 use super::pod::resources::validate_resources;
 use super::pod::validate_tolerations;
@@ -69,8 +69,9 @@ fn validate_scheduling(scheduling: &Value, path: &Path) -> FieldErrors {
     let mut errors = validate_labels(&scheduling["nodeSelector"], &path.child("nodeSelector"));
     let (tolerations, path) = (list(scheduling, "tolerations"), path.child("tolerations"));
     errors.extend(validate_tolerations(tolerations, &path));
+    let again = repeated(tolerations.iter().map(Value::to_string));
     for (index, toleration) in tolerations.iter().enumerate() {
-        if tolerations[..index].contains(toleration) {
+        if again[index] {
             errors.push(
                 FieldError::duplicate(&path.index(index), toleration.clone())
                     .rendered_as(go::compact("Toleration", toleration)),

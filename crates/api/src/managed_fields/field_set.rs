@@ -142,7 +142,7 @@ impl FieldSet {
         self.find(element).ok().map(|at| &self.entries[at].1)
     }
 
-    /// Inserts the subtree below an element; an empty one leaves no trace.
+    /// Inserts the subtree below an element; an empty one leaves no trace. Elements come mostly in order.
     pub(super) fn put(&mut self, element: PathElement, entry: Entry) {
         if entry.is_empty() {
             return;
@@ -151,6 +151,23 @@ impl FieldSet {
             Ok(at) => self.entries[at].1 = entry,
             Err(at) => self.entries.insert(at, (element, entry)),
         }
+    }
+
+    /// A set of subtrees in any order; of two below one element the last counts. A list may be as long as a request's body:
+    /// each of its elements put in its place would move all that follow.
+    pub(super) fn of_entries(mut entries: Vec<(PathElement, Entry)>) -> Self {
+        entries.retain(|(_, entry)| !entry.is_empty());
+        if !entries.is_sorted_by(|(a, _), (b, _)| a < b) {
+            entries.sort_by(|(a, _), (b, _)| a.cmp(b));
+            entries.dedup_by(|later, earlier| {
+                let is_same = later.0 == earlier.0;
+                if is_same {
+                    std::mem::swap(&mut later.1, &mut earlier.1);
+                }
+                is_same
+            });
+        }
+        Self { entries }
     }
 
     /// Adds a path; the empty one is not a path.
@@ -186,15 +203,22 @@ impl FieldSet {
         if self.is_empty() {
             return other;
         }
+        let mut new = Vec::new();
         for (element, theirs) in other.entries {
             match self.find(&element) {
-                Err(at) => self.entries.insert(at, (element, theirs)),
+                Err(at) if at == self.entries.len() && new.is_empty() => self.entries.push((element, theirs)),
+                Err(_) => new.push((element, theirs)),
                 Ok(at) => {
                     let ours = &mut self.entries[at].1;
                     ours.member |= theirs.member;
                     ours.below = std::mem::take(&mut ours.below).union(theirs.below);
                 }
             }
+        }
+        if !new.is_empty() {
+            // Two runs in order: the sort merges them.
+            self.entries.extend(new);
+            self.entries.sort_by(|(a, _), (b, _)| a.cmp(b));
         }
         self
     }
@@ -224,14 +248,16 @@ impl FieldSet {
 
     /// Visits only the entries of `other`: the subtracted set is usually small.
     fn subtract(&mut self, other: &Self, from: &dyn Fn(&mut Entry, &Entry)) {
+        let mut is_any_empty = false;
         for (element, theirs) in &other.entries {
             if let Ok(at) = self.find(element) {
                 let ours = &mut self.entries[at].1;
                 from(ours, theirs);
-                if ours.is_empty() {
-                    self.entries.remove(at);
-                }
+                is_any_empty |= ours.is_empty();
             }
+        }
+        if is_any_empty {
+            self.entries.retain(|(_, entry)| !entry.is_empty());
         }
     }
 
@@ -285,15 +311,15 @@ impl FieldSet {
 
     /// `None` when it is not a set of fields.
     pub fn from_fields_v1(value: &Value) -> Option<Self> {
-        let mut set = Self::default();
+        let mut entries = Vec::new();
         for (key, below) in value.as_object()? {
             if key == "." {
                 continue;
             }
             let member = below.as_object()?.is_empty() || below.get(".").is_some();
             let entry = Entry { member, below: Self::from_fields_v1(below)? };
-            set.put(PathElement::decode(key)?, entry);
+            entries.push((PathElement::decode(key)?, entry));
         }
-        Some(set)
+        Some(Self::of_entries(entries))
     }
 }

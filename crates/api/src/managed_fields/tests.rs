@@ -376,3 +376,27 @@ fn an_applied_value_is_compared_as_it_was_written() {
     assert!(matches!(refused, ApplyError::Conflicts(conflicts) if conflicts.len() == 1));
     assert!(apply(&claim("n"), Some(&live), &with("1536Mi"), false).is_ok());
 }
+
+/// A request's body has room for sets of this size, whose elements are not in the order of the set.
+#[test]
+fn large_sets_are_read_in_time() {
+    const ELEMENTS: u32 = 300_000;
+    let begun = std::time::Instant::now();
+    let fields = (0..ELEMENTS).map(|index| (format!("i:{index}"), json!({})));
+    let all = FieldSet::from_fields_v1(&Value::Object(fields.collect())).expect("a set");
+    let is_even = |at: &usize| at % 2 == 0;
+    let half = |even: bool| FieldSet {
+        entries: all
+            .entries
+            .iter()
+            .enumerate()
+            .filter(|(at, _)| is_even(at) == even)
+            .map(|(_, e)| e.clone())
+            .collect(),
+    };
+    assert_eq!(half(true).union(half(false)), all);
+    assert_eq!(all.clone().difference(&half(true)), half(false));
+    // A set that moves its elements for each one that comes or goes takes minutes.
+    let took = begun.elapsed();
+    assert!(took < std::time::Duration::from_secs(30), "{took:?}");
+}

@@ -42,7 +42,7 @@ pub(super) fn field_set(node: Node<'_>, value: &Value) -> FieldSet {
 }
 
 fn entry(node: Node<'_>, value: &Value) -> Entry {
-    let mut below = FieldSet::default();
+    let mut below = Vec::new();
     match value {
         Value::Object(map) if node.is_map() => {
             for (name, value) in map {
@@ -51,21 +51,21 @@ fn entry(node: Node<'_>, value: &Value) -> Entry {
                 let empty = value.is_null() || value.as_object().is_some_and(Map::is_empty);
                 entry.member |=
                     empty || !node.declares(name) && !matches!(node, Node::Deduced | Node::DeducedRoot);
-                below.put(element, entry);
+                below.push((element, entry));
             }
-            Entry { member: false, below }
+            Entry { member: false, below: FieldSet::of_entries(below) }
         }
         Value::Array(list) if node.is_list() => {
             for item in list {
                 let Some(element) = node.identify(item) else { continue };
                 let mut entry = entry(node.element(), item);
                 entry.member = true;
-                below.put(element, entry);
+                below.push((element, entry));
             }
-            Entry { member: false, below }
+            Entry { member: false, below: FieldSet::of_entries(below) }
         }
         Value::Null if node.is_map() || node.is_list() => Entry::default(),
-        _ => Entry { member: true, below },
+        _ => Entry { member: true, below: FieldSet::default() },
     }
 }
 

@@ -1,13 +1,13 @@
 //! Nobody gives away more than they have: roles and bindings are checked against their author's own rights.
 
-use super::rbac::Rule;
+use super::rbac::{Part, Rule};
 use super::{Action, Rbac, User, decide};
 use crate::registry::View;
 use ferrite_api::Status;
 use ferrite_api::meta;
 use ferrite_api::resource::Resource;
 use ferrite_json::Value;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
 const GROUP: &str = "rbac.authorization.k8s.io";
 
@@ -104,26 +104,74 @@ fn aggregates(role: &Value) -> bool {
     selectors.is_some_and(|selectors| !selectors.is_empty())
 }
 
+/// The most combinations of verb, group, resource and name that are compared one by one. A rule of a few hundred bytes
+/// can have millions of them.
+const COMPARED: usize = 1_000_000;
+/// The most missing rules that an error lists.
+const LISTED: usize = 1_000;
+
 /// The reason why a user who holds some rules may not grant others; none if they may.
 fn missing(user: &User, held: &[Rule], given: &[Rule]) -> Option<String> {
-    let mut missing: Vec<Rule> = Vec::new();
-    for rule in given.iter().flat_map(Rule::broken_down) {
-        let covered = held.iter().any(|held| held.covers_rule(&rule));
-        if !covered && !missing.iter_mut().any(|other| other.absorb(&rule)) {
-            missing.push(rule);
+    let mut missing = Missing::default();
+    let mut compared = 0usize;
+    for rule in given {
+        // One rule that covers the whole spares the parts.
+        if held.iter().any(|held| held.covers_rule(rule)) {
+            continue;
         }
+        compared = compared.saturating_add(rule.combinations());
+        if compared > COMPARED {
+            let why = format!(
+                "user {:?} is attempting to grant more than {COMPARED} combinations of verbs and resources that no single rule of theirs covers: use smaller rules",
+                user.name
+            );
+            return Some(why);
+        }
+        rule.for_each_not_covered(held, &mut |part| missing.add(part));
     }
-    if missing.is_empty() {
+    if missing.rules.is_empty() {
         return None;
     }
     let groups: Vec<String> = user.groups.iter().map(|g| format!("{g:?}")).collect();
-    let missing: BTreeSet<String> = missing.iter().map(Rule::compact).collect();
+    let listed: BTreeSet<String> = missing.rules.iter().map(Rule::compact).collect();
+    let mut listed: Vec<String> = listed.into_iter().collect();
+    if missing.is_full {
+        listed.push("and more".to_owned());
+    }
     Some(format!(
         "user {:?} (groups=[{}]) is attempting to grant RBAC permissions not currently held:\n{}",
         user.name,
         groups.join(" "),
-        missing.into_iter().collect::<Vec<_>>().join("\n")
+        listed.join("\n")
     ))
+}
+
+/// Rules of one resource or path each that are not held, with all their verbs.
+#[derive(Default)]
+struct Missing<'r> {
+    rules: Vec<Rule>,
+    /// Where the rule of a group, a resource and a name is.
+    places: HashMap<(&'r str, &'r str, Option<&'r str>), usize>,
+    is_full: bool,
+}
+
+impl<'r> Missing<'r> {
+    fn add(&mut self, part: &Part<'r>) {
+        let place = (part.group, part.resource, part.name);
+        if let Some(at) = self.places.get(&place).filter(|_| part.path.is_none()) {
+            self.rules[*at].verbs.push(part.verb.to_owned());
+            return;
+        }
+        if self.rules.len() >= LISTED {
+            self.is_full = true;
+            return;
+        }
+        // As upstream: rules for paths stay apart.
+        if part.path.is_none() {
+            self.places.insert(place, self.rules.len());
+        }
+        self.rules.push(part.rule());
+    }
 }
 
 #[cfg(test)]

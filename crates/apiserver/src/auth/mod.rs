@@ -2,6 +2,7 @@
 
 pub(crate) mod bootstrap_token;
 mod certificate;
+mod claim_status;
 mod escalation;
 mod impersonation;
 mod jwt;
@@ -16,6 +17,7 @@ pub(crate) mod token;
 mod user;
 
 pub(crate) use certificate::{Client, RefusedCertificate};
+pub(crate) use claim_status::check as check_claim_status;
 pub(crate) use escalation::{Grant, check as check_escalation};
 pub(crate) use impersonation::{forget as forget_impersonation, impersonate, impersonates};
 pub(crate) use jwt::JwtAuthenticator;

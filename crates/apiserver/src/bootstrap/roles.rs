@@ -34,15 +34,13 @@ fn role(existing: &Value, expected: &Value) -> Value {
     let aggregated = expected.get("aggregationRule").is_some_and(|rule| !rule.is_null());
     if !aggregated {
         let held = Rule::all(existing);
-        let missing: Vec<Value> = Rule::all(expected)
-            .iter()
-            .flat_map(Rule::broken_down)
-            .filter(|rule| !held.iter().any(|held| held.covers_rule(rule)))
-            .flat_map(|rule| {
-                let (resources, paths) = rule.to_value();
-                resources.into_iter().chain(paths)
-            })
-            .collect();
+        let mut missing: Vec<Value> = Vec::new();
+        for rule in Rule::all(expected) {
+            rule.for_each_not_covered(&held, &mut |part| {
+                let (resources, paths) = part.rule().to_value();
+                missing.extend(resources.into_iter().chain(paths));
+            });
+        }
         append(&mut role, "rules", missing);
         if let Some(role) = role.as_object_mut() {
             role.remove("aggregationRule");

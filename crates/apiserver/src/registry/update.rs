@@ -5,7 +5,7 @@ use super::delete::held_by_spec;
 use super::stored::Written;
 use super::{Registry, Write, WriteStep, metadata, stored, unreadable};
 use crate::admission::{Attributes, Operation};
-use crate::auth::{Grant, check_escalation, check_param_access};
+use crate::auth::{Grant, check_claim_status, check_escalation, check_param_access};
 use crate::managed;
 use ferrite_api::field::{FieldError, Path};
 use ferrite_api::resource::Resource;
@@ -249,6 +249,11 @@ impl Registry {
         }
         let change = |new: &Value| checks::of_change(resource, update.subresource, new, old);
         let mut errors = sent.errors(new, change);
+        if update.subresource == Some("status") {
+            let grant = Grant { user, resource, namespace, requested: update.name, old: Some(old), new };
+            let verb = if update.replaces { "update" } else { "patch" };
+            errors.splice(0..0, check_claim_status(&self.rbac, view, &grant, verb));
+        }
         let needed = strategy.needed_namespace_label(new, Some(old), update.subresource);
         errors.splice(0..0, checks::of_namespace(view, namespace, needed));
         if !errors.is_empty() {

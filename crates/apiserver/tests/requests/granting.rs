@@ -271,3 +271,49 @@ async fn default_roles_are_brought_up_to_date_at_every_start() {
         "nothing to do, nothing written"
     );
 }
+
+/// Upstream's gate `DRAResourceClaimGranularStatusAuthorization`.
+#[tokio::test]
+async fn who_writes_the_status_of_claims_binds_none_and_speaks_for_no_driver() {
+    let world = World::start().await;
+    let claims = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims";
+    let claim = json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": "c"},
+        "spec": {"devices": {"requests": [{"name": "r", "exactly": {"deviceClassName": "gpu"}}]}}});
+    assert_eq!(world.post(claims, &claim).await.code, 201);
+    let on = |resource: &str, verbs: &[&str]| json!({"verbs": verbs, "apiGroups": ["resource.k8s.io"], "resources": [resource]});
+    let status_only = on("resourceclaims/status", &["get", "update", "patch"]);
+    let writer = user(&world, "writer", json!([status_only])).await;
+    let binder = user(&world, "binder", json!([status_only, on("resourceclaims/binding", &["patch"])])).await;
+    let mut driver_rule = on("resourceclaims/driver", &["arbitrary-node:patch"]);
+    driver_rule["resourceNames"] = json!(["d.example"]);
+    let driver = user(&world, "driver", json!([status_only, driver_rule])).await;
+    let status = format!("{claims}/c/status");
+    let allocation = |driver: &str| {
+        json!({"status": {"allocation": {"devices": {"results": [
+        {"request": "r", "driver": driver, "pool": "p", "device": "dev"}]}}}})
+    };
+    let report = |driver: &str| json!({"status": {"devices": [{"driver": driver, "pool": "p", "device": "dev", "data": {"a": 1}}]}});
+    let refused = writer.patch("merge", &status, &allocation("d.example")).await;
+    assert_eq!(refused.code, 422);
+    let message = refused.at("/message").as_str().unwrap().to_owned();
+    assert!(
+        message.contains("requires resource=\"resourceclaims/binding\", verb=\"patch\" permission"),
+        "{message}"
+    );
+    assert_eq!(driver.patch("merge", &status, &allocation("d.example")).await.code, 422);
+    assert_eq!(binder.patch("merge", &status, &allocation("d.example")).await.code, 200);
+    // The right to patch is none to update.
+    let mut whole = world.get(&format!("{claims}/c")).await.json();
+    whole["status"]["reservedFor"] = json!([{"resource": "pods", "name": "p", "uid": "u"}]);
+    assert_eq!(binder.put(&status, &whole).await.code, 422);
+    for (who, name) in [(&writer, "writer"), (&binder, "binder")] {
+        let refused = who.patch("merge", &status, &report("d.example")).await;
+        assert_eq!(refused.code, 422, "{name}");
+        let message = refused.at("/message").as_str().unwrap().to_owned();
+        assert!(message.contains("verb=\"[arbitrary-node:patch]\" permission"), "{message}");
+    }
+    assert_eq!(driver.patch("merge", &status, &report("d.example")).await.code, 200);
+    // Nobody takes a report back but its driver, and metadata of the status needs no such right.
+    assert_eq!(writer.patch("merge", &status, &json!({"status": {"devices": null}})).await.code, 422);
+    assert_eq!(binder.patch("merge", &status, &json!({"status": null})).await.code, 200);
+}

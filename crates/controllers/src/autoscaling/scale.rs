@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ferrite_client::{is_conflict, message_of, read_document, write_document};
+use ferrite_client::{is_conflict, message_of, path_segment, read_document, write_document};
 use ferrite_json::Value;
 use k8s_openapi::api::autoscaling::v2::CrossVersionObjectReference;
 use kube::Client;
@@ -70,7 +70,7 @@ impl Scale {
         let mappings = scalable(&kinds, group, &target.kind)?;
         let mut first = None;
         for mapping in mappings {
-            let path = format!("{}/{}/scale", mapping.path(namespace), target.name);
+            let path = format!("{}/{}/scale", mapping.path(namespace), path_segment(&target.name)?);
             match read_document(client, &path, "application/json", LARGEST).await {
                 Ok(document) => return Self::of(path, document),
                 Err(error) => drop(first.get_or_insert(error)),

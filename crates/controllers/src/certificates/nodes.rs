@@ -79,6 +79,13 @@ fn addresses(node: &Node) -> Vec<IpAddr> {
     status.iter().filter_map(|address| address.address.parse().ok()).collect()
 }
 
+/// True for names by which clients reach the API server and Services. A node may have any name, also such a one, but no
+/// certificate with which it could be taken for them.
+fn is_of_servers(name: &str) -> bool {
+    matches!(name, "localhost" | "kubernetes" | "kubernetes.default")
+        || name.split('.').skip(1).any(|label| label == "svc")
+}
+
 /// The message of the approval. None leaves the request to somebody else.
 fn decide(
     request: &CertificateSigningRequest,
@@ -108,7 +115,8 @@ fn decide(
                     && !others.contains(address)
                     && !config.protected.iter().any(|range| range.contains(single))
             };
-            let named = wanted.dns_names.iter().all(|dns| dns == name) && wanted.addresses.iter().all(own);
+            let named = wanted.dns_names.iter().all(|dns| dns == name && !is_of_servers(dns))
+                && wanted.addresses.iter().all(own);
             named.then_some("Auto approving kubelet serving certificate of a node.")
         }
         API_CLIENT => {
@@ -194,6 +202,29 @@ mod tests {
             names: vec!["c".into()],
         };
         assert!(!passes(&request("system:node:b", NODES, KUBELET_SERVING, "server auth", &other)));
+    }
+
+    #[test]
+    fn a_node_with_the_name_of_a_server_serves_under_no_name() {
+        for (node, good) in [
+            ("node-1.example.com", true),
+            ("svc", true),
+            ("kubernetes", false),
+            ("kubernetes.default", false),
+            ("kubernetes.default.svc", false),
+            ("kubernetes.default.svc.cluster.local", false),
+            ("webhook.kube-system.svc", false),
+            ("localhost", false),
+        ] {
+            let subject = Subject {
+                common_name: format!("system:node:{node}"),
+                organization: Some(NODES.into()),
+                names: vec![node.to_owned()],
+            };
+            let asked =
+                request(&format!("system:node:{node}"), NODES, KUBELET_SERVING, "server auth", &subject);
+            assert_eq!(passes(&asked), good, "{node}");
+        }
     }
 
     #[test]

@@ -13,8 +13,9 @@ use ferrite_nft::{Cidr, IpFamily, Key, Protocol, Transaction, Value};
 
 use self::elements::Elements;
 use crate::layout::{
-    Id, PolicyChain, PolicySet, RuleIds, base_chains, block_key, class_chain, class_rules, member_key,
-    named_port_key, number_key, pods_set, port_key, rule_chain, rule_rules, themselves_key,
+    Id, PolicyChain, PolicySet, RuleChains, RuleIds, base_chains, block_key, class_chain, class_rules,
+    member_key, named_port_key, number_key, peers_chain, pods_set, port_key, rule_chain, rule_rules,
+    themselves_key,
 };
 use crate::model::{
     Direction, Labels, Name, Peer, PodFacts, PodGroup, Policy, PolicyRule, Ports, address_ranges, port_ranges,
@@ -343,7 +344,11 @@ impl Engine {
         for key in numbers {
             self.elements.claim_shared(PolicySet::Ports, key, Value::Member);
         }
-        self.add_chain(rule_chain(id), rule_rules(rule, &ids, direction, self.family));
+        let RuleChains { rule: own, peers } = rule_rules(rule, &ids, direction, self.family);
+        self.add_chain(rule_chain(id), own);
+        if let Some(peers) = peers {
+            self.add_chain(peers_chain(id), peers);
+        }
         self.rules.insert(key, (Shared { id, uses: 1 }, ids));
         id
     }
@@ -358,6 +363,9 @@ impl Engine {
         let id = known.id;
         self.rules.remove(&key);
         self.retire_chain(rule_chain(id));
+        if self.chains.contains_key(&peers_chain(id)) {
+            self.retire_chain(peers_chain(id));
+        }
         let (blocks, numbers) = ranges_of(rule, id, self.family);
         blocks.into_iter().for_each(|key| self.elements.withdraw_shared(PolicySet::Blocks, key));
         numbers.into_iter().for_each(|key| self.elements.withdraw_shared(PolicySet::Ports, key));

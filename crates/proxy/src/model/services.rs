@@ -9,6 +9,10 @@ use super::{Cidr, IpFamily, Protocol, ServicePortName};
 /// A Service with this label belongs to another proxy.
 const SERVICE_PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
 
+/// The most combinations of ports, external addresses and their sources of one Service. The author of a Service decides how
+/// many there are of each, and each combination takes memory of every node's kernel.
+const EXTERNAL_MAX: usize = 65_536;
+
 /// One port of a Service in one IP family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServicePort {
@@ -54,8 +58,21 @@ pub fn service_ports(service: &Service, family: IpFamily) -> Vec<(ServicePortNam
     if service.metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(SERVICE_PROXY_NAME)) {
         return Vec::new();
     }
-    let external_ips = in_family(spec.external_ips.iter().flatten(), family);
-    let load_balancer_vips = load_balancer_vips(service, family);
+    let mut external_ips = in_family(spec.external_ips.iter().flatten(), family);
+    let mut load_balancer_vips = load_balancer_vips(service, family);
+    let source_ranges = source_ranges(spec.load_balancer_source_ranges.iter().flatten(), family);
+    let restricted = load_balancer_vips.len().saturating_mul(source_ranges.len().saturating_add(1));
+    let of_port = external_ips.len().saturating_add(restricted);
+    let combinations = of_port.saturating_mul(spec.ports.as_ref().map_or(0, Vec::len));
+    if combinations > EXTERNAL_MAX {
+        tracing::warn!(
+            namespace = service.metadata.namespace,
+            service = service.metadata.name,
+            combinations,
+            "the Service has too many combinations of ports and external addresses; only its cluster IP is served"
+        );
+        (external_ips, load_balancer_vips) = (Vec::new(), Vec::new());
+    }
     let external_policy_local = matches!(spec.type_.as_deref(), Some("NodePort" | "LoadBalancer"))
         || spec.external_ips.as_ref().is_some_and(|ips| !ips.is_empty());
     let external_policy_local =
@@ -81,7 +98,8 @@ pub fn service_ports(service: &Service, family: IpFamily) -> Vec<(ServicePortNam
             node_port: port_number(port.node_port),
             external_ips: external_ips.clone(),
             load_balancer_vips: load_balancer_vips.clone(),
-            source_ranges: source_ranges(spec.load_balancer_source_ranges.iter().flatten(), family),
+            // Without VIPs nobody is restricted.
+            source_ranges: if load_balancer_vips.is_empty() { Vec::new() } else { source_ranges.clone() },
             affinity_timeout,
             internal_policy_local: spec.internal_traffic_policy.as_deref() == Some("Local"),
             external_policy_local,
@@ -202,10 +220,27 @@ mod tests {
     }
 
     #[test]
+    fn ports_and_external_addresses_do_not_multiply_without_bound() {
+        let of = |ports: u32, addresses: u32| {
+            let ports: Vec<Value> =
+                (1..=ports).map(|port| json!({"name": format!("p{port}"), "port": port})).collect();
+            let addresses: Vec<String> =
+                (0..addresses).map(|n| std::net::Ipv4Addr::from(0xc633_0000 + n).to_string()).collect();
+            let spec = json!({"clusterIP": "10.96.0.9", "ports": ports, "externalIPs": addresses});
+            let ports = service_ports(&service(json!({}), spec, json!({})), IpFamily::V4);
+            (ports.len(), ports.iter().map(|(_, port)| port.external_ips.len()).sum::<usize>())
+        };
+        assert_eq!(of(2, 3), (2, 6));
+        assert_eq!(of(256, 256), (256, 65_536));
+        assert_eq!(of(20_000, 20_000), (20_000, 0), "the cluster IP is served all the same");
+    }
+
+    #[test]
     fn a_range_of_everything_is_no_restriction() {
         let spec = json!({"clusterIP": "10.96.0.9", "ports": [{"port": 80}],
             "loadBalancerSourceRanges": ["10.0.0.0/8", "0.0.0.0/0"]});
-        let (_, port) = service_ports(&service(json!({}), spec, json!({})), IpFamily::V4).remove(0);
+        let status = json!({"loadBalancer": {"ingress": [{"ip": "198.51.100.1"}]}});
+        let (_, port) = service_ports(&service(json!({}), spec, status), IpFamily::V4).remove(0);
         assert_eq!(port.source_ranges, []);
     }
 }

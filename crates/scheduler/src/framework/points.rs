@@ -248,6 +248,13 @@ pub trait Plugin: Send + Sync {
         true
     }
 
+    /// True if the plugin may take long to find out whether nodes suit the pod. The pod's search runs on a thread of its
+    /// own then, and PreFilter runs once more after it, with the state of the search: the plugin confirms its results.
+    fn is_costly(&self, pod: &PodInfo) -> bool {
+        let _ = pod;
+        false
+    }
+
     fn pre_enqueue(&self) -> Option<&dyn PreEnqueue> {
         None
     }

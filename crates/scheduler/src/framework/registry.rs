@@ -185,6 +185,11 @@ impl Handle {
         self
     }
 
+    /// True once the scheduler ends: long work stops.
+    pub(crate) fn is_ended(&self) -> bool {
+        self.scope.as_ref().is_some_and(Scope::is_ended)
+    }
+
     /// Runs `task` in the background until the scheduler ends. A dry run starts nothing.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         if let Some(scope) = &self.scope {

@@ -150,6 +150,11 @@ impl Framework {
             })
     }
 
+    /// True if a plugin may take long to find a node for the pod.
+    pub fn is_costly(&self, pod: &PodInfo) -> bool {
+        self.at(ExtensionPoint::Filter).iter().any(|plugin| plugin.is_costly(pod))
+    }
+
     /// Runs the PreEnqueue plugins; the first that rejects decides.
     pub fn pre_enqueue(&self, pod: &PodInfo) -> Result<(), RejectedBy> {
         let plugins = self.at(ExtensionPoint::PreEnqueue);

@@ -73,7 +73,10 @@ impl Scheduler {
     ) {
         let pod = popped.pod.clone();
         let timer = Timer::start();
-        match self.try_bind(&pod, &placement).await {
+        let mut permit = Some(permit);
+        let bound = self.try_bind(&pod, &placement, &mut permit).await;
+        let Some(permit) = self.permit_again(permit).await else { return };
+        match bound {
             Ok(()) => {
                 let uid = pod.uid.as_deref().unwrap_or_default();
                 timer.end("scheduler", "bind", uid, format_args!("to {}", placement.node));
@@ -108,7 +111,22 @@ impl Scheduler {
         }
     }
 
-    async fn try_bind(&self, pod: &Arc<PodInfo>, placement: &Placement) -> Result<(), Failure> {
+    /// The permit, or another one if it was given up. `None` when the scheduler ends.
+    async fn permit_again(&self, permit: Option<OwnedSemaphorePermit>) -> Option<OwnedSemaphorePermit> {
+        match permit {
+            Some(permit) => Some(permit),
+            None => self.bindings.clone().acquire_owned().await.ok(),
+        }
+    }
+
+    /// Gives the permit up while plugins wait: the authors of pods and claims decide for how long, and the cycles of all
+    /// other pods need permits.
+    async fn try_bind(
+        &self,
+        pod: &Arc<PodInfo>,
+        placement: &Placement,
+        permit: &mut Option<OwnedSemaphorePermit>,
+    ) -> Result<(), Failure> {
         let Placement { node, state, .. } = placement;
         let Some((framework, _)) = self.profile_of(pod) else { return Ok(()) };
         // A report that it had no node may still be under way.
@@ -119,6 +137,7 @@ impl Scheduler {
         if has_work || self.handle.waiting_pods.get(&pod.key).is_some() {
             // Others learn where the pod will be while its binding takes its time.
             self.write_nomination(pod, &Nomination::Node(node.clone())).await;
+            *permit = None;
         }
         let waits = self.handle.waiting_pods.get(&pod.key).is_some();
         let started = Instant::now();
@@ -151,6 +170,7 @@ impl Scheduler {
                 return Err(Failure::Error("preempted by DefaultPreemption".to_owned()));
             }
         }
+        *permit = self.permit_again(permit.take()).await;
         for extender in self.extenders.iter().filter(|e| e.is_binder() && e.is_interested(pod)) {
             match extender.bind(pod, node).await {
                 Ok(()) => return Ok(()),

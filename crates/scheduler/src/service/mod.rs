@@ -1,5 +1,6 @@
 //! Connects queue, cache and cycle to the API.
 
+mod aside;
 mod binding;
 mod policy;
 mod preempt;
@@ -32,10 +33,12 @@ use crate::measures;
 use crate::queue::{Popped, Queue};
 use crate::siblings::{Owner, siblings};
 use crate::snapshot::{PodInfo, Shapes, Snapshot};
+use aside::{Aside, SEARCHES};
 use policy::Policy;
 use turns::Turns;
 
-/// Bindings under way at once; the cycle waits when there are more.
+/// Writes of results under way at once; the cycle waits when there are more. A pod that waits for something else, such as
+/// the provisioner of its volume, is not counted.
 const BINDINGS: usize = 64;
 
 /// Reasons of the PodScheduled condition.
@@ -80,6 +83,14 @@ impl std::fmt::Debug for SchedulerContext {
     }
 }
 
+/// The state that one cycle hands to the next. Its lock is held from the snapshot of a cycle until the pod counts on its
+/// node: two cycles never give the same room away.
+#[derive(Debug, Default)]
+struct Order {
+    snapshot: Snapshot,
+    search: Search,
+}
+
 /// A framework and the recorder that signs with its name.
 type Profiles = HashMap<String, (Framework, EventRecorder)>;
 
@@ -87,8 +98,11 @@ struct Scheduler {
     client: Client,
     profiles: Arc<Profiles>,
     handle: Handle,
-    percentage_of_nodes_to_score: Option<usize>,
     cache: Mutex<Cache>,
+    order: tokio::sync::Mutex<Order>,
+    /// Pods whose search runs beside the order of cycles, or waits to.
+    aside: Mutex<Aside>,
+    wake_aside: Notify,
     shapes: Mutex<Shapes>,
     queue: Mutex<Queue>,
     wake: Notify,
@@ -124,8 +138,16 @@ pub fn start(context: &SchedulerContext) -> Result<(), FrameworkError> {
         client: context.client.clone(),
         profiles,
         handle,
-        percentage_of_nodes_to_score: context.configuration.percentage_of_nodes_to_score,
         cache: Mutex::default(),
+        order: tokio::sync::Mutex::new(Order {
+            search: Search {
+                percentage: context.configuration.percentage_of_nodes_to_score,
+                ..Search::default()
+            },
+            ..Order::default()
+        }),
+        aside: Mutex::default(),
+        wake_aside: Notify::new(),
         shapes: Mutex::default(),
         queue: Mutex::new(Queue::new(Box::new(policy), context.configuration.backoff)),
         wake: Notify::new(),
@@ -227,11 +249,18 @@ impl Scheduler {
     }
 
     async fn run(self: Arc<Self>) {
-        let mut snapshot = Snapshot::default();
-        let mut search = Search { percentage: self.percentage_of_nodes_to_score, ..Search::default() };
+        for _ in 0..SEARCHES {
+            self.scope.spawn(self.clone().search_aside());
+        }
         loop {
             let popped = self.next().await;
+            if self.is_costly(&popped.pod) {
+                self.set_aside(popped);
+                continue;
+            }
             let Ok(permit) = self.bindings.clone().acquire_owned().await else { return };
+            let mut order = self.order.lock().await;
+            let Order { snapshot, search } = &mut *order;
             {
                 let mut cache = self.cache();
                 // An update seen during the binding put it back into the queue.
@@ -239,7 +268,7 @@ impl Scheduler {
                     self.queue().done(&popped.pod.key);
                     continue;
                 }
-                cache.update(&mut snapshot);
+                cache.update(snapshot);
             }
             let timer = Timer::start();
             let siblings = self.siblings_of(&popped.pod);
@@ -249,8 +278,7 @@ impl Scheduler {
                 continue;
             };
             let pick = |candidates: usize| rand::random_range(0..candidates.max(1));
-            let result =
-                cycle::schedule(framework, &snapshot, &self.extenders, &pod, &mut search, pick).await;
+            let result = cycle::schedule(framework, snapshot, &self.extenders, &pod, search, pick).await;
             let popped = Popped { pod: Arc::new(pod), ..popped };
             record_cycle(timer, &popped, &result);
             match result {

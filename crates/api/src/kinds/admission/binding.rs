@@ -4,7 +4,7 @@ use super::matching::{default_matching, validate_match_resources, validate_mutab
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{ensure_object, list, map, object, object_mut, present, strings, text};
 use crate::kinds::cell;
-use crate::kinds::check::{complaints, named};
+use crate::kinds::check::{complaints, named, repeated};
 use crate::kinds::row::{NAME, shown};
 use crate::meta_validation::{dns1123_subdomain, path_segment};
 use crate::resource::{Column, Strategy};
@@ -132,11 +132,12 @@ fn validate_param_ref(reference: &Value, path: &Path) -> FieldErrors {
 
 fn validate_actions(actions: &[&str], path: &Path) -> FieldErrors {
     let mut errors = Vec::new();
+    let again = repeated(actions.iter());
     for (index, action) in actions.iter().enumerate() {
         if !ACTIONS.contains(action) {
             errors.push(FieldError::not_supported(&path.index(index), *action, ACTIONS));
         }
-        if actions[..index].contains(action) {
+        if again[index] {
             errors.push(FieldError::duplicate(&path.index(index), *action));
         }
     }

@@ -2,7 +2,7 @@
 
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{default_field, int, object, object_mut, text};
-use crate::kinds::check::complaints;
+use crate::kinds::check::{complaints, repeated};
 use crate::meta_validation::{dns1035_label, dns1123_subdomain, port_number};
 use ferrite_json::Value;
 
@@ -109,8 +109,9 @@ pub(in crate::kinds) fn validate_review_versions(versions: &[&str], path: &Path)
         return vec![FieldError::required(path, "must specify one of v1, v1beta1")];
     }
     let mut errors = Vec::new();
+    let again = repeated(versions.iter());
     for (index, version) in versions.iter().enumerate() {
-        if versions[..index].contains(version) {
+        if again[index] {
             errors.push(FieldError::invalid(&path.index(index), *version, "duplicate version"));
             continue;
         }

@@ -3,7 +3,7 @@
 use super::policy::fault;
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{default_field, ensure_object, list, list_mut, present, strings, text};
-use crate::kinds::check::{complaints, one_of_if_set};
+use crate::kinds::check::{complaints, one_of_if_set, repeated};
 use crate::meta_validation::{path_segment, qualified_name};
 use crate::policy::{Compiler, Use};
 use crate::selector::validate_label_selector;
@@ -50,10 +50,11 @@ pub(super) fn validate_match_resources(matching: &Value, path: &Path) -> FieldEr
         for (index, rule) in list(matching, key).iter().enumerate() {
             let path = path.child(key).index(index);
             let names = strings(rule, "resourceNames");
+            let again = repeated(names.iter());
             for (index, name) in names.iter().enumerate() {
                 let path = path.child("resourceNames").index(index);
                 errors.extend(complaints(&path, name, path_segment(name)));
-                if names[..index].contains(name) {
+                if again[index] {
                     errors.push(FieldError::duplicate(&path, *name));
                 }
             }

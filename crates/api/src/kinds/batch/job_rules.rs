@@ -2,7 +2,7 @@
 
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{int, list, object, present, text};
-use crate::kinds::check::{complaints, not_negative};
+use crate::kinds::check::{complaints, not_negative, repeated};
 use crate::kinds::networking::domain_prefixed_path;
 use crate::kinds::workload;
 use crate::meta_validation::qualified_name;
@@ -232,11 +232,12 @@ fn validate_exit_codes(codes: &Value, containers: &HashSet<&str>, path: &Path) -
         errors.push(FieldError::too_many(&path, values.len(), EXIT_CODES_MAX));
     }
     let numbers: Vec<i64> = values.iter().map(|v| v.as_i64().unwrap_or(0)).collect();
+    let again = repeated(numbers.iter());
     for (index, number) in numbers.iter().enumerate() {
         if operator == "In" && *number == 0 {
             errors.push(FieldError::invalid(&path.index(index), 0, "must not be 0 for the In operator"));
         }
-        if numbers[..index].contains(number) {
+        if again[index] {
             errors.push(FieldError::duplicate(&path.index(index), *number));
         }
     }

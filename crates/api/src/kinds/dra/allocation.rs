@@ -3,7 +3,7 @@
 use super::claim::{known_requests, validate_config, validate_request_name, validate_request_names};
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{list, present, strings, text};
-use crate::kinds::check::{complaints, conditions};
+use crate::kinds::check::{complaints, conditions, repeated};
 use crate::kinds::pod::validate_node_selector;
 use crate::kinds::volume_source::validate_driver_name;
 use crate::meta_validation::{dns1123_label, dns1123_subdomain, qualified_name};
@@ -245,9 +245,10 @@ fn validate_binding(result: &Value, path: &Path) -> FieldErrors {
         }
     }
     for (key, names) in [(KEYS[0], &waits), (KEYS[1], &fails)] {
+        let again = repeated(names.iter());
         for (index, name) in names.iter().enumerate() {
             let path = path.child(key).index(index);
-            if names[..index].contains(name) {
+            if again[index] {
                 errors.push(FieldError::duplicate(&path, *name));
             }
             if key == KEYS[1] && waits.contains(name) {

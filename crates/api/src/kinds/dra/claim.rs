@@ -3,7 +3,7 @@
 use super::selector;
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{default_text, int, list, list_mut, object, object_mut, present, strings, text};
-use crate::kinds::check::{complaints, named};
+use crate::kinds::check::{complaints, named, repeated};
 use crate::kinds::volume_source::validate_driver_name;
 use crate::meta_validation::{dns1123_label, dns1123_subdomain};
 use ferrite_json::Value;
@@ -122,10 +122,11 @@ pub(super) fn validate_request_names(parent: &Value, known: &HashSet<String>, pa
     let path = path.child("requests");
     let names = strings(parent, "requests");
     let mut errors = Vec::new();
+    let again = repeated(names.iter());
     for (index, name) in names.iter().enumerate() {
         let path = path.index(index);
         errors.extend(validate_request_name(name, known, &path));
-        if names[..index].contains(name) {
+        if again[index] {
             errors.push(FieldError::duplicate(&path, *name));
         }
     }

@@ -1,7 +1,9 @@
 //! Files of one volume that lie in each other's way.
 
+use super::warnings::WARNINGS_MAX;
 use crate::kinds::access::{list, object, text};
 use ferrite_json::Value;
+use std::collections::BTreeMap;
 
 /// A file of a volume, and where it comes from if the volume has several sources.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -16,16 +18,6 @@ impl File {
             "" => format!("{:?}", self.path),
             source => format!("{:?} ({source})", self.path),
         }
-    }
-
-    /// One of them is the other, or a directory above it.
-    fn overlaps(&self, other: &Self) -> bool {
-        let within = |inner: &str, outer: &str| {
-            inner.strip_prefix(outer).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-        };
-        !self.path.is_empty()
-            && !other.path.is_empty()
-            && (within(&self.path, &other.path) || within(&other.path, &self.path))
     }
 }
 
@@ -55,16 +47,53 @@ pub(super) fn warnings(volumes: &[Value]) -> Vec<String> {
 
 fn told(volume: &str, kind: &str, files: &[File]) -> Vec<String> {
     let mut told = Vec::new();
+    let mut earlier = Earlier::default();
     for (index, file) in files.iter().enumerate() {
-        for other in files[..index].iter().filter(|other| file.overlaps(other)) {
+        for other in earlier.overlapping(&file.path) {
+            if told.len() >= WARNINGS_MAX {
+                return told;
+            }
             told.push(format!(
                 "volume {volume:?} ({kind}): overlapping paths: {} with {}",
                 file.shown(),
-                other.shown()
+                files[other].shown()
             ));
         }
+        earlier.add(&file.path, index);
     }
     told
+}
+
+/// The places of files by their paths.
+#[derive(Default)]
+struct Earlier<'a>(BTreeMap<&'a str, Vec<usize>>);
+
+impl<'a> Earlier<'a> {
+    fn add(&mut self, path: &'a str, index: usize) {
+        if is_compared(path) {
+            self.0.entry(path).or_default().push(index);
+        }
+    }
+
+    /// The files that are the same, a directory above the path, or below it, in their order.
+    fn overlapping(&self, path: &str) -> Vec<usize> {
+        if !is_compared(path) {
+            return Vec::new();
+        }
+        let above = path.match_indices('/').map(|(at, _)| &path[..at]).filter(|above| !above.is_empty());
+        let above = above.chain([path]).filter_map(|path| self.0.get(path));
+        // In the order of texts, `0` follows the slash.
+        let (first, end) = (format!("{path}/"), format!("{path}0"));
+        let below = self.0.range(first.as_str()..end.as_str()).map(|(_, places)| places);
+        let mut all: Vec<usize> = above.chain(below).flatten().copied().take(WARNINGS_MAX).collect();
+        all.sort_unstable();
+        all
+    }
+}
+
+/// A longer path is none of any file system.
+fn is_compared(path: &str) -> bool {
+    !path.is_empty() && path.len() <= 4096
 }
 
 fn file(path: &str, source: impl Into<String>) -> File {

@@ -6,7 +6,7 @@ use crate::kinds::check::{NOT_NEGATIVE, complaints};
 use crate::meta_validation::{dns1123_label, qualified_name};
 use crate::quantity::Quantity;
 use ferrite_json::{Text, Value};
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// Amounts by resource name.
 pub type Amounts = BTreeMap<Text, Quantity>;
@@ -184,8 +184,11 @@ pub fn validate_resources(resources: &Value, claims: &HashSet<&str>, path: &Path
 /// Claims of the pod that a container uses: each whole, or some of its requests.
 fn validate_claims(used: &[Value], claims: &HashSet<&str>, path: &Path) -> FieldErrors {
     const KNOWN: &str = "must be one of the names in pod.spec.resourceClaims";
+    const CLAIMS_SHOWN: usize = 64;
     let mut errors = Vec::new();
     let mut names: HashSet<String> = HashSet::new();
+    // The number of requests that are used of a claim.
+    let mut parts: HashMap<&str, usize> = HashMap::new();
     for (index, claim) in used.iter().enumerate() {
         let path = path.index(index);
         let (name, request) = (text(claim, "name"), text(claim, "request"));
@@ -204,14 +207,18 @@ fn validate_claims(used: &[Value], claims: &HashSet<&str>, path: &Path) -> Field
             if names.contains(&key) {
                 errors.push(FieldError::duplicate(&path, key.as_str()));
             } else if request.is_empty() {
-                let parts = names.iter().filter(|n| n.split_once('/').is_some_and(|(n, _)| n == name));
-                errors.extend(parts.map(|_| FieldError::duplicate(&path, name)));
+                let parts = parts.get(name).copied().unwrap_or(0);
+                errors.extend((0..parts).map(|_| FieldError::duplicate(&path, name)));
             }
-            names.insert(key);
+            if names.insert(key) && !request.is_empty() {
+                *parts.entry(name).or_default() += 1;
+            }
         }
         if !claims.contains(name) {
             let mut known: Vec<&str> = claims.iter().copied().collect();
             known.sort_unstable();
+            // Each error shows them.
+            known.truncate(CLAIMS_SHOWN);
             let why = match known.is_empty() {
                 true => format!("{KNOWN} which is empty"),
                 false => format!("{KNOWN}: {}", known.join(", ")),

@@ -6,7 +6,7 @@ use crate::kinds::check::{complaints, node_selector_term, one_of_if_set};
 use crate::meta_validation::{dns1123_label, label_value, qualified_name};
 use crate::selector::validate_label_selector;
 use ferrite_json::{Map, Text, Value};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 pub(super) const REQUIRED: &str = "requiredDuringSchedulingIgnoredDuringExecution";
 pub(super) const PREFERRED: &str = "preferredDuringSchedulingIgnoredDuringExecution";
@@ -197,13 +197,16 @@ pub fn validate_taint_effect(effect: &str, path: &Path) -> Option<FieldError> {
 
 pub(super) fn validate_spread(constraints: &[Value], path: &Path) -> FieldErrors {
     let mut errors = Vec::new();
+    let identity = |constraint| (text(constraint, "topologyKey"), text(constraint, "whenUnsatisfiable"));
+    let last: HashMap<(&str, &str), usize> =
+        constraints.iter().enumerate().map(|(index, constraint)| (identity(constraint), index)).collect();
     for (index, constraint) in constraints.iter().enumerate() {
         let path = path.index(index);
         let skew = int(constraint, "maxSkew");
         if skew <= 0 {
             errors.push(FieldError::invalid(&path.child("maxSkew"), skew, "must be greater than zero"));
         }
-        let (key, action) = (text(constraint, "topologyKey"), text(constraint, "whenUnsatisfiable"));
+        let (key, action) = identity(constraint);
         if key.is_empty() {
             errors.push(FieldError::required(&path.child("topologyKey"), "can not be empty"));
         }
@@ -215,9 +218,7 @@ pub(super) fn validate_spread(constraints: &[Value], path: &Path) -> FieldErrors
             ));
         }
         // Named at the earlier of the two.
-        let same =
-            |other: &Value| text(other, "topologyKey") == key && text(other, "whenUnsatisfiable") == action;
-        if constraints[index + 1..].iter().any(same) {
+        if last.get(&(key, action)).is_some_and(|last| *last > index) {
             errors.push(FieldError::duplicate(
                 &path.child("{topologyKey, whenUnsatisfiable}"),
                 format!("{{{key}, {action}}}"),

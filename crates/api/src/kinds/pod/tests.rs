@@ -194,3 +194,34 @@ fn grace_periods() {
         assert_eq!(Pods.deletion(pod, requested), expected, "{pod} asked for {requested:?}");
     }
 }
+
+/// A body of a request has room for lists of tens of thousands. Nothing is made for each pair of their elements.
+#[test]
+fn long_lists_cost_no_more_than_their_length() {
+    use crate::field::Path;
+    let begun = std::time::Instant::now();
+    let many = |count: usize, item: &dyn Fn(usize) -> Value| (0..count).map(item).collect::<Vec<_>>();
+    let pod = |spec: Value| json!({"metadata": {"name": "p"}, "spec": spec});
+    let ports = |count, of: &dyn Fn(usize) -> Value| {
+        pod(json!({"containers": [{"name": "c", "image": "i", "ports": many(count, of)}]}))
+    };
+    let same = ports(20_000, &|_| json!({"containerPort": 80, "protocol": "TCP"}));
+    assert_eq!(super::warnings::warnings(&same, &Path::default()).len(), super::warnings::WARNINGS_MAX);
+    let distinct = ports(60_000, &|index| json!({"containerPort": index + 1, "protocol": "TCP"}));
+    assert!(super::warnings::warnings(&distinct, &Path::default()).is_empty());
+    let files = |of: &dyn Fn(usize) -> Value| {
+        let volume = json!({"name": "v", "configMap": {"name": "c", "items": many(30_000, of)}});
+        pod(json!({"containers": [{"name": "c", "image": "i"}], "volumes": [volume]}))
+    };
+    let distinct = files(&|index| json!({"key": "k", "path": format!("p{index}/x")}));
+    assert!(super::warnings::warnings(&distinct, &Path::default()).is_empty());
+    let same = files(&|_| json!({"key": "k", "path": "p"}));
+    assert_eq!(super::warnings::warnings(&same, &Path::default()).len(), super::warnings::WARNINGS_MAX);
+    let constraints = many(
+        60_000,
+        &|index| json!({"maxSkew": 1, "topologyKey": format!("k{index}"), "whenUnsatisfiable": "DoNotSchedule"}),
+    );
+    assert_eq!(super::scheduling::validate_spread(&constraints, &Path::new("spec")), []);
+    let took = begun.elapsed();
+    assert!(took < std::time::Duration::from_secs(30), "{took:?}");
+}

@@ -9,7 +9,7 @@ use crate::kinds::core::persistentvolumeclaim::claim_spec_warnings;
 use crate::meta_validation::{dns1123_label, label_value};
 use crate::quantity::Quantity;
 use ferrite_json::{Map, Value};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 /// Labels of nodes that have newer names, and since when.
 const OLD_LABELS: &[(&str, &str, &str)] = &[
@@ -273,10 +273,14 @@ fn container_warnings(container: &Value, path: &Path) -> Vec<String> {
     warnings
 }
 
+/// A response has room for no more. Each port or file may be in the way of every other.
+pub(super) const WARNINGS_MAX: usize = 4096;
+
 /// Ports that stand twice, in whichever containers.
 fn port_warnings(spec: &Value, path: &Path) -> Vec<String> {
     let mut warnings = Vec::new();
-    let mut earlier: Vec<(&Value, Path)> = Vec::new();
+    // By port and protocol: only equal ones are compared.
+    let mut earlier: HashMap<(i64, &str), Vec<(&Value, Path)>> = HashMap::new();
     for (container, place) in containers(spec) {
         for (index, port) in list(container, "ports").iter().enumerate() {
             let place = place.under(path).child("ports").index(index);
@@ -289,11 +293,11 @@ fn port_warnings(spec: &Value, path: &Path) -> Vec<String> {
                     text(port, "protocol"),
                 ));
             }
-            let same_port = |other: &Value| {
-                int(other, "containerPort") == int(port, "containerPort")
-                    && text(other, "protocol") == text(port, "protocol")
-            };
-            for (other, other_place) in earlier.iter().filter(|(other, _)| same_port(other)) {
+            let same = earlier.entry((int(port, "containerPort"), text(port, "protocol"))).or_default();
+            for (other, other_place) in &*same {
+                if warnings.len() >= WARNINGS_MAX {
+                    return warnings;
+                }
                 let (other_address, other_number) = (text(other, "hostIP"), int(other, "hostPort"));
                 let how = if address == other_address && number == other_number {
                     "duplicate"
@@ -306,7 +310,7 @@ fn port_warnings(spec: &Value, path: &Path) -> Vec<String> {
                 };
                 warnings.push(format!("{place}: {how} port definition with {other_place}"));
             }
-            earlier.push((port, place));
+            same.push((port, place));
         }
     }
     warnings

@@ -5,7 +5,7 @@ use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{int, list, present, strings, text};
 use crate::kinds::check::{
     IMMUTABLE, PROTOCOLS, cidr, complaints, endpoint_address, ip, one_of, one_of_if_set, port,
-    port_number_or_name,
+    port_number_or_name, repeated,
 };
 use crate::meta_validation::{dns1123_label, dns1123_subdomain, qualified_name, validate_labels};
 use ferrite_json::Value;
@@ -217,12 +217,13 @@ pub fn validate_cluster_ips(spec: &Value) -> FieldErrors {
 fn validate_families(spec: &Value, path: &Path) -> FieldErrors {
     let families = strings(spec, "ipFamilies");
     let mut errors = Vec::new();
+    let again = repeated(families.iter());
     for (index, family) in families.iter().enumerate() {
         let path = path.child("ipFamilies").index(index);
         if !matches!(*family, "IPv4" | "IPv6") {
             errors.push(FieldError::not_supported(&path, *family, &["IPv4", "IPv6"]));
         }
-        if families[..index].contains(family) {
+        if again[index] {
             errors.push(FieldError::duplicate(&path, *family));
         }
     }

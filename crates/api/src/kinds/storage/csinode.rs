@@ -2,7 +2,7 @@
 
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{ensure_object, list, remove, strings, text};
-use crate::kinds::check::{IMMUTABLE, complaints};
+use crate::kinds::check::{IMMUTABLE, complaints, repeated};
 use crate::kinds::row::{NAME, number, shown};
 use crate::kinds::volume_source::validate_driver_name;
 use crate::kinds::{cell, go};
@@ -43,11 +43,12 @@ impl Strategy for CsiNodes {
                 errors.push(FieldError::duplicate(&path.child("name"), name));
             }
             let keys = strings(driver, "topologyKeys");
+            let again = repeated(keys.iter());
             for (index, key) in keys.iter().enumerate() {
                 if key.is_empty() {
                     errors.push(FieldError::required(&path, ""));
                 }
-                if keys[..index].contains(key) {
+                if again[index] {
                     errors.push(FieldError::duplicate(&path, *key));
                 }
                 errors.extend(complaints(&path, key, qualified_name(key)));

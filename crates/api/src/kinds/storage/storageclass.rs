@@ -4,7 +4,7 @@ use super::{class_name, validate_parameters, validate_provisioner};
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{default_field, list, strings, text};
 use crate::kinds::cell;
-use crate::kinds::check::{complaints, immutable, one_of};
+use crate::kinds::check::{complaints, immutable, one_of, repeated};
 use crate::kinds::row::{NAME, shown};
 use crate::meta_validation::qualified_name;
 use crate::resource::{Column, MetadataUse, Strategy};
@@ -101,8 +101,9 @@ fn validate_topologies(terms: &[Value], path: &Path) -> FieldErrors {
             if values.is_empty() {
                 errors.push(FieldError::required(&path.child("values"), ""));
             }
+            let again = repeated(values.iter());
             for (index, value) in values.iter().enumerate() {
-                if values[..index].contains(value) {
+                if again[index] {
                     errors.push(FieldError::duplicate(&path.child("values").index(index), *value));
                 }
             }

@@ -70,3 +70,31 @@ fn an_aggregation_rule_without_selectors_gathers_nothing() {
         assert_eq!(aggregates(&json!({"aggregationRule": rule})), gathers, "{rule}");
     }
 }
+
+#[test]
+fn a_small_rule_with_many_combinations_costs_little() {
+    let user = User::new("mallory", ["developers"]);
+    let many = |letter: &str, count: usize| (0..count).map(|i| format!("{letter}{i}")).collect::<Vec<_>>();
+    let rule = |count: usize| {
+        rules(
+            &json!([{"verbs": many("v", count), "apiGroups": many("g", count), "resources": many("r", count)}]),
+        )
+    };
+    let few = missing(&user, &[], &rule(2)).unwrap();
+    assert_eq!(few.lines().count(), 1 + 4, "one line for each resource: {few}");
+    assert!(few.contains(r#"{APIGroups:["g0"], Resources:["r1"], Verbs:["v0" "v1"]}"#), "{few}");
+    // A million combinations, and then more than can be compared.
+    let listed = missing(&user, &[], &rule(100)).unwrap();
+    assert!(
+        listed.ends_with("\nand more") && listed.lines().count() == LISTED + 2,
+        "{}",
+        listed.lines().count()
+    );
+    assert!(missing(&user, &[], &rule(2000)).unwrap().contains("use smaller rules"));
+    // Who has all of them may give them away, and parts are covered by several rules together.
+    let all = rules(&json!([{"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}]));
+    assert_eq!(missing(&user, &all, &rule(2000)), None);
+    let halves = |verb: &str| json!({"verbs": [verb], "apiGroups": ["*"], "resources": ["*"]});
+    assert_eq!(missing(&user, &rules(&json!([halves("v0"), halves("v1")])), &rule(2)), None);
+    assert!(missing(&user, &rules(&json!([halves("v0")])), &rule(2)).is_some());
+}

@@ -58,6 +58,18 @@ impl Allocated {
         }
     }
 
+    /// True if there is a device in one of these pools that is not in `earlier`, or of which more is consumed.
+    pub fn adds_to(&self, earlier: &Self, is_of: impl Fn(&str, &str) -> bool) -> bool {
+        let concerns = |id: &DeviceId| is_of(&id.driver, &id.pool);
+        let is_new = |id: &DeviceId| concerns(id) && !earlier.devices.contains(id);
+        self.devices.iter().any(is_new)
+            || self.shared.iter().filter(|(id, _)| concerns(id)).any(|(id, amounts)| {
+                earlier.shared.get(id).is_none_or(|before| {
+                    amounts.iter().any(|(name, amount)| before.get(name).is_none_or(|b| amount > b))
+                })
+            })
+    }
+
     fn has(&self, id: &DeviceId) -> bool {
         self.devices.contains(id) || self.shared.contains_key(id)
     }

@@ -28,6 +28,10 @@ const SUBREQUESTS_MAX: usize = 8;
 #[derive(Clone)]
 pub(super) struct PodClaims(pub(super) Arc<Cycle>);
 
+/// The devices that claims had when the results of a search were confirmed.
+#[derive(Clone)]
+struct Since(Arc<Allocated>);
+
 pub(super) struct Cycle {
     /// The claims of the pod's spec, as they were when the cycle began.
     pub claims: Vec<Arc<ResourceClaim>>,
@@ -71,6 +75,28 @@ impl Cycle {
         self.found().nodes.get(node).cloned()
     }
 
+    /// Rejects the node if other claims got devices of the same pools since the search: they may have taken the devices, or
+    /// the counters and the capacity that these need.
+    fn still_holds(&self, node: &str, since: &Allocated) -> Result<(), Rejection> {
+        let Some(found) = self.on_node(node) else {
+            // A node that has the extended resources from a device plugin needs no devices of claims.
+            return match self.claims.iter().all(|claim| is_allocated(claim)) {
+                true => Ok(()),
+                false => Err(Rejection::unresolvable("no devices were found on the node")),
+            };
+        };
+        let of_extended = found.extended.iter().map(|extended| &extended.devices);
+        let chosen = found.claims.iter().map(|(_, devices)| devices).chain(of_extended);
+        let pools: BTreeSet<(&str, &str)> = chosen
+            .flat_map(|devices| results(devices))
+            .map(|result| (result.driver.as_str(), result.pool.as_str()))
+            .collect();
+        if since.adds_to(&self.allocated, |driver, pool| pools.contains(&(driver, pool))) {
+            return Err(Rejection::unresolvable("other claims got devices of the same pools"));
+        }
+        Ok(())
+    }
+
     fn needs_devices(&self) -> bool {
         self.extended.is_some() || self.claims.iter().any(|claim| !is_allocated(claim))
     }
@@ -87,6 +113,10 @@ impl PreFilter for DynamicResources {
         pod: &PodInfo,
         _snapshot: &Snapshot,
     ) -> Result<PreFiltered, Rejection> {
+        if let Some(PodClaims(cycle)) = state.get() {
+            let cycle = cycle.clone();
+            return self.confirm(state, pod, &cycle);
+        }
         let claims = self.claims_of(pod)?;
         let extended = self.wants_extended(pod).then(|| self.extended_claim(pod));
         if claims.is_empty() && extended.is_none() {
@@ -110,6 +140,28 @@ impl PreFilter for DynamicResources {
 }
 
 impl DynamicResources {
+    /// The search is over, and time has passed: the claims must be as they were. [`Filter`] checks the devices.
+    fn confirm(
+        &self,
+        state: &mut CycleState,
+        pod: &PodInfo,
+        cycle: &Cycle,
+    ) -> Result<PreFiltered, Rejection> {
+        let claims = self.claims_of(pod)?;
+        let version = |claim: &Arc<ResourceClaim>| {
+            (claim.metadata.uid.clone(), claim.metadata.resource_version.clone())
+        };
+        let is_pending = |claim: &Arc<ResourceClaim>| {
+            !is_allocated(claim) && self.devices.is_pending(claim.metadata.uid.as_deref().unwrap_or_default())
+        };
+        if !claims.iter().map(version).eq(cycle.claims.iter().map(version)) || claims.iter().any(is_pending) {
+            return Err(Rejection::unresolvable("claims of the pod have changed"));
+        }
+        let (_, allocated) = self.devices.snapshot();
+        state.put(Since(Arc::new(allocated)));
+        Ok(PreFiltered::Needed)
+    }
+
     /// The claim that an earlier attempt made for the pod's extended resources, or a new one.
     fn extended_claim(&self, pod: &PodInfo) -> Arc<ResourceClaim> {
         let uid = pod.uid.as_deref().unwrap_or_default();
@@ -206,7 +258,8 @@ impl DynamicResources {
         node: &Node,
         claims: &[&ResourceClaim],
     ) -> Result<Vec<AllocationResult>, Rejection> {
-        let is_over = || cycle.deadline.is_some_and(|deadline| Instant::now() >= deadline);
+        let is_over =
+            || self.handle.is_ended() || cycle.deadline.is_some_and(|deadline| Instant::now() >= deadline);
         let allocator = Allocator {
             inventory: &cycle.inventory,
             allocated: &cycle.allocated,
@@ -232,6 +285,9 @@ impl DynamicResources {
 impl Filter for DynamicResources {
     fn filter(&self, state: &CycleState, pod: &PodInfo, node: &NodeInfo) -> Result<(), Rejection> {
         let Some(PodClaims(cycle)) = state.get() else { return Ok(()) };
+        if let Some(Since(allocated)) = state.get() {
+            return cycle.still_holds(node.name(), allocated);
+        }
         let extended = self.extended_on(cycle, pod, node)?;
         if extended.is_none() && cycle.claims.is_empty() {
             return Ok(());

@@ -169,6 +169,12 @@ impl Plugin for DynamicResources {
         }
     }
 
+    /// The authors of claims decide how long a search for devices takes.
+    fn is_costly(&self, pod: &PodInfo) -> bool {
+        let needs = |claims: Vec<Arc<ResourceClaim>>| claims.iter().any(|claim| !is_allocated(claim));
+        self.wants_extended(pod) || self.claims_of(pod).is_ok_and(needs)
+    }
+
     fn pre_enqueue(&self) -> Option<&dyn PreEnqueue> {
         Some(self)
     }

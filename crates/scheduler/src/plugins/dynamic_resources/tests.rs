@@ -274,3 +274,36 @@ fn earlier_subrequests_score_higher() {
     assert_eq!(filter::score(&claim, &with("r/best")), 8);
     assert_eq!(filter::score(&claim, &with("r/good")), 7);
 }
+
+#[test]
+fn devices_that_were_given_away_since_the_search_are_not_given_again() {
+    let claims = ["one", "two", "three"].map(|name| claim(name, 1, json!({})));
+    let world = world(claims.to_vec(), vec![slice("a", 2), slice("b", 1)], vec![]);
+    let nodes = [node("a", json!({}))];
+    let snapshot = Snapshot::new(nodes.iter().cloned());
+    let (first, second) = (with_claim("p1", "one"), with_claim("p2", "two"));
+    assert!(world.framework.is_costly(&PodInfo::new(&first)));
+    assert!(!world.framework.is_costly(&PodInfo::new(&pod("p", json!({})))));
+    let mut at_first = world.schedule(&first, &nodes).unwrap();
+    let mut at_second = world.schedule(&second, &nodes).unwrap();
+    let confirm = |pod: &Pod, placement: &mut Placement| {
+        let result = crate::cycle::confirm(&world.framework, &snapshot, &PodInfo::new(pod), placement);
+        result.map_err(|by| by.rejection.to_string())
+    };
+    assert_eq!(confirm(&first, &mut at_first), Ok(()));
+    world.reserve(&first, &mut at_first);
+    let problem = "other claims got devices of the same pools";
+    assert_eq!(confirm(&second, &mut at_second), Err(problem.to_owned()));
+    // A new search sees the devices that are taken.
+    let mut again = world.schedule(&second, &nodes).unwrap();
+    assert_eq!(confirm(&second, &mut again), Ok(()));
+    // Devices that came back, and devices of other pools, are no obstacle.
+    world.unreserve(&first, &mut at_first.state, "a");
+    assert_eq!(confirm(&second, &mut again), Ok(()));
+    let mut elsewhere = world.schedule(&with_claim("p3", "three"), &[node("b", json!({}))]).unwrap();
+    world.reserve(&with_claim("p3", "three"), &mut elsewhere);
+    assert_eq!(confirm(&second, &mut again), Ok(()));
+    // A claim that is on its way to another pod cannot be taken.
+    world.reserve(&second, &mut again);
+    assert_eq!(confirm(&second, &mut again), Err("claims of the pod have changed".to_owned()));
+}
