@@ -55,6 +55,12 @@ impl Column {
 #[derive(Debug, Default)]
 pub struct Columns(Mutex<HashMap<String, Arc<Column>>>);
 
+impl Clone for Columns {
+    fn clone(&self) -> Self {
+        Self(Mutex::new(self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()))
+    }
+}
+
 impl Columns {
     pub fn get(&self, nodes: &[Arc<NodeInfo>], key: &str) -> Arc<Column> {
         let mut columns = self.0.lock().unwrap_or_else(PoisonError::into_inner);
