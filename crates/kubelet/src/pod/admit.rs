@@ -123,7 +123,7 @@ impl Worker {
             labels: node
                 .map_or(context.own_labels.clone(), |n| n.metadata.labels.clone().unwrap_or_default()),
             allocatable,
-            abilities: context.abilities,
+            abilities: context.abilities.clone(),
             supplemental_groups_policy: features.supplemental_groups_policy,
         };
         (offer, node_state)
