@@ -129,6 +129,7 @@ impl Kubelet {
             limits,
             node_name: config.node_name.clone(),
             recorder: recorder.clone(),
+            stats_period: config.volume_stats_period,
         };
         let volumes = Volumes::new(places, client.clone(), objects.clone(), node.clone(), &scope);
         let accounts = Arc::new(ApiAccounts::new(client.clone(), volumes.tokens()));

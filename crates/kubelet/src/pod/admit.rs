@@ -3,7 +3,6 @@
 use super::admission::{self, Admission, NodeState, Offer};
 use super::model;
 use super::preemption::Resident;
-use super::resize;
 use super::status::Verdict;
 use super::worker::Worker;
 use crate::shutdown;
@@ -62,7 +61,7 @@ impl Worker {
         let allocated: Vec<(Cow<'_, Pod>, bool)> = (local.iter().map(|p| (p, true)))
             .chain(remote.iter().map(|p| (p, false)))
             .filter(|(p, _)| here(p))
-            .map(|(pod, local)| (resize::allocated_by_status(pod), local))
+            .map(|(pod, local)| (context.resizes.allocated(pod), local))
             .collect();
         let residents: Vec<Resident<'_>> =
             allocated.iter().map(|(pod, local)| Resident { pod, local: *local }).collect();

@@ -2,9 +2,11 @@
 //! class, and the time since which they wait.
 
 use super::model::{self, QosClass};
+use super::resize;
 use crate::container::resources::pod_resources;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
+use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -32,15 +34,44 @@ impl Pending {
     }
 }
 
-/// The pods of the node whose resizes wait.
+/// The pods of the node whose resizes wait, and the resources that were allocated by resizes: the API shows them later.
 #[derive(Debug, Default)]
 pub(crate) struct PendingResizes {
     pods: Mutex<HashMap<String, Pending>>,
+    allocated: Mutex<HashMap<String, Arc<Pod>>>,
+    /// One pod at a time looks for room and takes it.
+    turn: Mutex<()>,
 }
 
 impl PendingResizes {
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Pending>> {
         self.pods.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// While this is held, no other pod takes room.
+    pub(super) fn turn(&self) -> MutexGuard<'_, ()> {
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn allocations(&self) -> MutexGuard<'_, HashMap<String, Arc<Pod>>> {
+        self.allocated.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The pod has these resources from now on. Returns the pod that was noted before.
+    pub(super) fn allocate(&self, uid: &str, pod: Option<Arc<Pod>>) -> Option<Arc<Pod>> {
+        match pod {
+            Some(pod) => self.allocations().insert(uid.to_owned(), pod),
+            None => self.allocations().remove(uid),
+        }
+    }
+
+    /// A pod of the API with the resources that are allocated to it.
+    pub(super) fn allocated<'a>(&self, pod: &'a Pod) -> Cow<'a, Pod> {
+        let uid = pod.metadata.uid.as_deref().unwrap_or_default();
+        match self.allocations().get(uid) {
+            Some(allocated) => Cow::Owned((**allocated).clone()),
+            None => resize::allocated_by_status(pod),
+        }
     }
 
     /// Notes that a pod waits for other resources than are allocated to it.

@@ -60,6 +60,7 @@ impl Worker {
             self.resize.infeasible = Some(why);
             return Ok(allocated);
         }
+        let turn = context.resizes.turn();
         let (offer, node) = self.offer();
         let (local, remote) = (context.pods.local().list(), context.pods.remote());
         let residents: Vec<_> = (local.iter().chain(&remote))
@@ -67,7 +68,7 @@ impl Worker {
                 let is_admitted = p.status.as_ref().is_some_and(|s| s.start_time.is_some());
                 !model::is_finished(p) && is_admitted
             })
-            .map(|p| resize::allocated_by_status(p))
+            .map(|p| context.resizes.allocated(p))
             .collect();
         let admits = |pod: &Pod| {
             let others = residents.iter().map(|p| &**p).filter(|p| p.metadata.uid != pod.metadata.uid);
@@ -92,10 +93,16 @@ impl Worker {
             self.resize.deferred = Some(message);
             return Ok(allocated);
         }
+        // Noted before others look: the file and the API have it later.
+        let noted = context.resizes.allocate(&self.id.uid, Some(pod.clone()));
+        drop(turn);
         let mut allocation = self.allocation.clone();
         allocation.accept(pod);
         let dir = context.volumes.pod_dir(&self.id.uid);
-        allocation.save(&dir).await.map_err(SyncError::Allocation)?;
+        if let Err(error) = allocation.save(&dir).await {
+            context.resizes.allocate(&self.id.uid, noted);
+            return Err(SyncError::Allocation(error));
+        }
         self.allocation = allocation;
         self.resize = Progress { is_applying: true, ..Progress::default() };
         context.resizes.remove(&self.id.uid);

@@ -414,7 +414,11 @@ impl Worker {
         let status = status::pod_status(&StatusInputs {
             pod: &self.allocation.of(pod, runtime),
             resize: &self.resize,
-            devices: &|container| context.devices.statuses(&self.id.uid, container),
+            devices: &|container| {
+                let mut shown = context.devices.statuses(&self.id.uid, container);
+                shown.extend(context.claims.statuses(pod, container));
+                shown
+            },
             runtime,
             removed: &self.removed,
             probes: &probes,
@@ -673,6 +677,7 @@ impl Worker {
             context.resources.release(&self.id.uid).await;
             context.cgroups.remove(&self.id.uid).await.map_err(SyncError::Cgroup)?;
             context.resizes.remove(&self.id.uid);
+            context.resizes.allocate(&self.id.uid, None);
             context.retry_resizes();
             self.finished = true;
         }

@@ -167,6 +167,7 @@ impl Harness {
                     limits,
                     node_name: "node".into(),
                     recorder: recorder.clone(),
+                    stats_period: Some(Duration::from_secs(60)),
                 },
                 client.clone(),
                 objects.clone(),
