@@ -108,7 +108,7 @@ fn volume_metrics(out: &mut String, pods: &Pods, volumes: &BTreeMap<String, Vec<
         ("kubelet_volume_stats_used_bytes", "Number of used bytes in the volume", |f| f.used),
     ];
     let mut claims: BTreeMap<(&str, &str), &VolumeFigures> = BTreeMap::new();
-    for (pod, _) in pods {
+    for pod in pods.keys() {
         for volume in volumes.get(&pod.uid).into_iter().flatten() {
             if let Some(claim) = &volume.claim {
                 claims.insert((&pod.namespace, claim), &volume.figures);
