@@ -34,7 +34,7 @@ pub struct ReservedGroup {
     pub compressible_only: bool,
 }
 
-/// What `enforceNodeAllocatable` asks for.
+/// The choices of `enforceNodeAllocatable`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Enforcement {
     /// All pods together may use no more than the node offers.

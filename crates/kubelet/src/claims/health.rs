@@ -107,7 +107,7 @@ impl Claims {
                     };
                     let next = tokio::select! {
                         next = updates.next() => next,
-                        // What was reported is not known any more.
+                        // A report is no longer true: the device counts as unknown.
                         () = expired => {
                             self.lock().health.update(&driver, Vec::new(), Instant::now());
                             self.wake_users(&driver);
