@@ -3,7 +3,7 @@
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo::rerun-if-changed=proto");
     let descriptors = protox::compile(
-        ["proto/deviceplugin.proto", "proto/dra.proto", "proto/podresources.proto"],
+        ["proto/deviceplugin.proto", "proto/dra.proto", "proto/dra_health.proto", "proto/podresources.proto"],
         ["proto"],
     )?;
     tonic_prost_build::configure()

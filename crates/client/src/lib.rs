@@ -22,6 +22,7 @@ mod object;
 mod ownership;
 mod page;
 mod placement;
+mod rate_limit;
 mod request;
 pub mod resource_claims;
 mod reviews;
@@ -46,6 +47,7 @@ pub use ownership::{
     Claim, ClaimError, claim, claim_all, claim_all_with_finalizer, controller_of, controller_reference,
 };
 pub use placement::{matches_node, matches_term, tolerates};
+pub use rate_limit::{RateLimit, RateLimiter};
 pub use request::get_document;
 pub use reviews::{Attributes, DelegatedAccess, Lifetimes};
 pub use scope::Scope;

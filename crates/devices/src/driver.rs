@@ -5,6 +5,8 @@ use crate::dra::{
     Claim, NodePrepareResourceResponse, NodePrepareResourcesRequest, NodePrepareResourcesResponse,
     NodeUnprepareResourceResponse, NodeUnprepareResourcesRequest, NodeUnprepareResourcesResponse,
 };
+use crate::dra_health::dra_resource_health_client::DraResourceHealthClient;
+use crate::dra_health::{DeviceHealth, NodeWatchResourcesRequest, NodeWatchResourcesResponse};
 use ferrite_csi::{CallError, within};
 use http::uri::PathAndQuery;
 use std::collections::BTreeMap;
@@ -12,7 +14,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tonic::client::Grpc;
-use tonic::{IntoRequest, Status};
+use tonic::{IntoRequest, Status, Streaming};
 use tonic_prost::ProstCodec;
 
 /// A driver has so long for one call, as upstream.
@@ -50,6 +52,17 @@ impl DraVersion {
     }
 }
 
+/// Lists of the health of a driver's devices, whenever it sends one.
+pub struct HealthUpdates(Streaming<NodeWatchResourcesResponse>);
+
+impl HealthUpdates {
+    /// Waits for the next list; none when the driver has ended the stream.
+    pub async fn next(&mut self) -> Result<Option<Vec<DeviceHealth>>, CallError> {
+        let next = self.0.message().await.map_err(|status| CallError::of(&status))?;
+        Ok(next.map(|list| list.devices))
+    }
+}
+
 /// A driver behind a socket. Every call has a connection of its own, and never outlives a driver that restarts.
 #[derive(Debug, Clone)]
 pub struct DraPlugin {
@@ -79,6 +92,14 @@ impl DraPlugin {
             client.unary(request.into_request(), path, ProstCodec::<A, B>::default()).await
         })
         .await
+    }
+
+    /// Asks for the health of the driver's devices. A driver that never answers blocks only this caller.
+    pub async fn watch_health(&self) -> Result<HealthUpdates, CallError> {
+        let client = DraResourceHealthClient::new(channel(&self.socket));
+        let mut client = client.max_decoding_message_size(MAX_ANSWER);
+        let stream = client.node_watch_resources(NodeWatchResourcesRequest {}).await;
+        Ok(HealthUpdates(stream.map_err(|status| CallError::of(&status))?.into_inner()))
     }
 
     /// Answers by UID of the claim.

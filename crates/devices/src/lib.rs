@@ -20,13 +20,19 @@ pub mod dra {
 }
 
 #[allow(clippy::all, clippy::unwrap_used, missing_docs)]
+pub mod dra_health {
+    //! The messages of the health of their devices, generated from `proto/dra_health.proto`.
+    include!(concat!(env!("OUT_DIR"), "/v1alpha1.rs"));
+}
+
+#[allow(clippy::all, clippy::unwrap_used, missing_docs)]
 pub mod podresources {
     //! The messages of the pod resources API, generated from `proto/podresources.proto`.
     include!(concat!(env!("OUT_DIR"), "/v1.rs"));
 }
 
 pub use client::{DevicePlugin, DeviceUpdates};
-pub use driver::{DraPlugin, DraVersion};
+pub use driver::{DraPlugin, DraVersion, HealthUpdates};
 pub use ferrite_csi::CallError;
 pub use prost::DecodeError;
 pub use server::serve;

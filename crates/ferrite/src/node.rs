@@ -257,7 +257,7 @@ pub async fn start_kubelet(
         server_address: options.address,
         tls: Some(options.tls),
         api_server: Some((node.api_service, 443)),
-        cluster_dns: node.dns,
+        cluster_dns: node.dns.into_iter().collect(),
         cluster_domain: node.domain.to_owned(),
         resolv_conf: node.resolv_conf.to_owned(),
         image_credential_providers: options.credential_providers,

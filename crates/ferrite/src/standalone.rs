@@ -249,6 +249,7 @@ impl StandaloneOptions {
             protocols,
             by_name,
             newest_only: self.tls_min_version == "VersionTLS13",
+            key_exchanges: Vec::new(),
             cipher_suites: self.tls_cipher_suites.clone(),
             other_clients,
         })

@@ -3,12 +3,18 @@
 //! Where systemd owns the control groups, each of them is a slice that systemd is asked for:
 //! `<root>-kubepods-burstable-pod<uid>.slice`.
 
-use crate::container::resources::{self, PodResources};
+pub(crate) mod enforcement;
+
+pub use enforcement::{Enforcement, GroupLimits, ReservedGroup};
+
+use crate::container::resources::{self, CpuQuota, PodResources};
 use crate::pod::model::QosClass;
 use ferrite_cri::v1::CgroupDriver;
 use ferrite_systemd::{Hierarchy, Limits, Manager, Slice};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicI64;
 
 /// Controllers of v1 whose hierarchy gets a directory per pod.
 const V1_CONTROLLERS: [&str; 8] =
@@ -24,6 +30,11 @@ pub(crate) struct Cgroups {
     /// Without a leading slash.
     root: String,
     driver: CgroupDriver,
+    /// Processes that a pod may have.
+    pids_limit: Option<i64>,
+    quota: CpuQuota,
+    /// The request of all Burstable pods that was last written.
+    burstable: Arc<AtomicI64>,
 }
 
 #[derive(Debug, Clone)]
@@ -47,7 +58,32 @@ impl Cgroups {
                 .collect();
             Layout::V1(mounted)
         };
-        Self { layout, root: root.trim_matches('/').to_string(), driver: CgroupDriver::Cgroupfs }
+        Self {
+            layout,
+            root: root.trim_matches('/').to_string(),
+            driver: CgroupDriver::Cgroupfs,
+            pids_limit: None,
+            quota: CpuQuota::default(),
+            burstable: Arc::new(AtomicI64::new(-1)),
+        }
+    }
+
+    /// The same, with another enforcement of CPU limits.
+    pub(crate) fn with_quota(self, quota: CpuQuota) -> Self {
+        Self { quota, ..self }
+    }
+
+    /// The same, with a limit of each pod's processes.
+    pub(crate) fn with_pids_limit(self, pids_limit: Option<i64>) -> Self {
+        Self { pids_limit, ..self }
+    }
+
+    /// True if the kernel can limit the swap of one group (upstream's check: its own group has the file).
+    pub(crate) fn limits_swap(&self) -> bool {
+        let Layout::V2(mount) = &self.layout else { return false };
+        let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+        let own = own.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or_default();
+        mount.join(own.trim_start_matches('/')).join("memory.swap.max").exists()
     }
 
     pub(crate) fn is_v2(&self) -> bool {
@@ -152,8 +188,9 @@ impl Cgroups {
         }
         let limits = Limits {
             memory: Some(total.memory_limit.unwrap_or(-1)),
-            cpu_quota: Some(total.cpu_limit.map(resources::cpu_quota).filter(|q| *q > 0).unwrap_or(-1)),
-            cpu_period: u64::try_from(resources::QUOTA_PERIOD).ok(),
+            cpu_quota: Some(total.cpu_limit.map(|l| self.quota.of(l)).filter(|q| *q > 0).unwrap_or(-1)),
+            cpu_period: u64::try_from(self.quota.period).ok(),
+            tasks: self.pids_limit,
             ..share(shares)
         };
         Ok(manager.ensure_slice(&slice, &limits)?)
@@ -167,7 +204,7 @@ impl Cgroups {
             QosClass::BestEffort => BEST_EFFORT_SHARES,
             _ => resources::cpu_shares(total.cpu_request),
         };
-        let quota = total.cpu_limit.map(resources::cpu_quota).filter(|q| *q > 0);
+        let quota = total.cpu_limit.map(|limit| self.quota.of(limit)).filter(|q| *q > 0);
         if self.driver == CgroupDriver::Systemd {
             self.ensure_slice(qos, uid, shares, total)?;
         }
@@ -180,9 +217,12 @@ impl Cgroups {
                 if let Some(class) = dir.parent().filter(|_| qos == QosClass::BestEffort) {
                     set(class, "cpu.weight", &resources::cpu_weight(BEST_EFFORT_SHARES).to_string())?;
                 }
+                if let Some(limit) = self.pids_limit {
+                    set(&dir, "pids.max", &limit.to_string())?;
+                }
                 set(&dir, "cpu.weight", &resources::cpu_weight(shares).to_string())?;
                 let quota = quota.map_or("max".to_string(), |q| q.to_string());
-                set(&dir, "cpu.max", &format!("{quota} {}", resources::QUOTA_PERIOD))?;
+                set(&dir, "cpu.max", &format!("{quota} {}", self.quota.period))?;
                 set(&dir, "memory.max", &total.memory_limit.map_or("max".to_string(), |m| m.to_string()))
             }
             Layout::V1(controllers) => {
@@ -195,12 +235,17 @@ impl Cgroups {
                                 set(class, "cpu.shares", &BEST_EFFORT_SHARES.to_string())?;
                             }
                             set(&dir, "cpu.shares", &shares.to_string())?;
-                            set(&dir, "cpu.cfs_period_us", &resources::QUOTA_PERIOD.to_string())?;
+                            set(&dir, "cpu.cfs_period_us", &self.quota.period.to_string())?;
                             set(&dir, "cpu.cfs_quota_us", &quota.unwrap_or(-1).to_string())?;
                         }
                         "memory" => {
                             let limit = total.memory_limit.unwrap_or(-1);
                             set(&dir, "memory.limit_in_bytes", &limit.to_string())?;
+                        }
+                        "pids" => {
+                            if let Some(limit) = self.pids_limit {
+                                set(&dir, "pids.max", &limit.to_string())?;
+                            }
                         }
                         // A cpuset without CPUs takes no processes: each level inherits from its parent.
                         "cpuset" => inherit_cpuset(mount, relative)?,

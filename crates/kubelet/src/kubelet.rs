@@ -1,11 +1,12 @@
 //! Puts the parts together.
 
-use crate::cgroup::Cgroups;
+use crate::cgroup::{Cgroups, enforcement};
 use crate::claims::{Claims, DraPlugins};
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::container::dns::ClusterDns;
 use crate::container::env::ApiAddress;
+use crate::container::resources::{NodeRules, NodeSwap};
 use crate::container::{apparmor, sysctl};
 use crate::devices::{DevicePlugins, Devices};
 use crate::eviction::{self, EvictionManager, Pressures, ThresholdError};
@@ -21,18 +22,22 @@ use crate::pod::admission::Abilities;
 use crate::pod::backoff::BackOff;
 use crate::pod::context::Context;
 use crate::pod::manager::{self, Workers};
+use crate::pod::pending_resizes::PendingResizes;
 use crate::pod::table::PodTable;
 use crate::pod_resources;
 use crate::probe::{Checker, ProbeContext};
 use crate::server;
 use crate::shutdown::{LogindSource, ShutdownManager};
 use crate::sources::{DirectorySource, LocalPods, Source, UrlError, UrlSource};
-use crate::topology::{CpuTopology, ResourceManager, ResourceStartError};
+use crate::topology::{CpuTopology, NodeReserve, ResourceManager, ResourceStartError, read_memory_nodes};
 use crate::userns::UserNamespaces;
 use crate::volumes::csi::CsiPlugins;
 use crate::volumes::{Volumes, VolumesConfig, local_path};
 use ferrite_client::{Api, Events, Informer, ListSelector, Scope};
-use ferrite_cri::v1::{CgroupDriver, RuntimeConfigRequest, VersionRequest};
+use ferrite_cri::v1::{
+    CgroupDriver, NetworkConfig, RuntimeConfig as CriRuntimeConfig, RuntimeConfigRequest,
+    UpdateRuntimeConfigRequest, VersionRequest,
+};
 use ferrite_cri::{ImageService, RuntimeService};
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::{Node, Pod, Service};
@@ -59,6 +64,8 @@ pub enum StartError {
     Eviction(#[source] ThresholdError),
     #[error("the managers of processors and devices cannot start")]
     Resources(#[source] ResourceStartError),
+    #[error("node allocatable")]
+    Enforcement(#[source] enforcement::EnforcementError),
     #[error("cannot read static pods")]
     StaticPodUrl(#[source] UrlError),
     #[error("could not register credential provider plugins")]
@@ -112,7 +119,8 @@ impl Kubelet {
         let driver = cgroup_driver(&*runtime, config.cgroup_driver).await;
         let machine = Machine::read(&config.root_dir);
         let limits = Allocatable::of(&machine, &config).limits();
-        let recorder = Events::start(client.clone(), &scope).recorder("kubelet", Some(&config.node_name));
+        let recorder = Events::start_limited(client.clone(), config.event_limit, &scope)
+            .recorder("kubelet", Some(&config.node_name));
         let workers: Arc<Workers> = Arc::default();
         let refresh: Arc<Notify> = Arc::default();
         let told = workers.clone();
@@ -132,11 +140,12 @@ impl Kubelet {
             limits,
             node_name: config.node_name.clone(),
             recorder: recorder.clone(),
+            stats_period: config.volume_stats_period,
         };
         let volumes = Volumes::new(places, client.clone(), objects.clone(), node.clone(), &scope);
         let accounts = Arc::new(ApiAccounts::new(client.clone(), volumes.tokens()));
         let providers = plugins.map(|plugins| Arc::new(Providers::new(plugins, accounts, clock)));
-        let userns = UserNamespaces::open(config.root_dir.join("pods"))
+        let userns = UserNamespaces::open(config.root_dir.join("pods"), config.ids_per_pod)
             .map_err(|e| StartError::UserNamespaces(e.to_string()))?;
         let plugins_dir = config.root_dir.join("device-plugins");
         let waking = workers.clone();
@@ -157,12 +166,25 @@ impl Kubelet {
         let resources = ResourceManager::start(
             config.resources.clone(),
             topology,
-            config.reserved_cpu_milli,
+            &NodeReserve {
+                cpu_milli: config.reserved_cpu_milli,
+                memory_reserved: config.reserved_memory.saturating_add(config.eviction_memory),
+                memory: read_memory_nodes(Path::new("/sys/devices/system"), machine.memory),
+            },
             &config.root_dir,
             devices.clone(),
         );
         let resources = Arc::new(resources.map_err(StartError::Resources)?);
-        let cgroups = Cgroups::discover(Path::new("/sys/fs/cgroup"), &config.cgroup_root).with_driver(driver);
+        let cgroups = Cgroups::discover(Path::new("/sys/fs/cgroup"), &config.cgroup_root)
+            .with_driver(driver)
+            .with_pids_limit(config.pod_pids_limit)
+            .with_quota(config.cpu_quota);
+        let swap = cgroups.limits_swap().then_some(NodeSwap {
+            behavior: config.swap_behavior,
+            memory: machine.memory,
+            swap: machine.swap,
+        });
+        enforcement::enforce_reserved(&cgroups, &config.enforcement).map_err(StartError::Enforcement)?;
         let policy = config.image_verification.clone();
         let pulled = PulledImages::open(&config.root_dir, policy, clock).map_err(|source| {
             StartError::Directory { path: config.root_dir.join("image_manager"), source }
@@ -174,11 +196,17 @@ impl Kubelet {
             host_ips: config.node_ips.iter().map(ToString::to_string).collect(),
             log_dir: config.log_dir.clone(),
             seccomp_root: config.root_dir.join("seccomp"),
-            cluster_dns: ClusterDns { address: config.cluster_dns, domain: config.cluster_domain.clone() },
+            cluster_dns: ClusterDns {
+                addresses: config.cluster_dns.clone(),
+                domain: config.cluster_domain.clone(),
+            },
             resolv_conf: config.resolv_conf.clone(),
             api_address: config.api_server.map(|(ip, port)| ApiAddress { host: ip.to_string(), port }),
             limits,
             max_pods: config.max_pods,
+            rules: NodeRules { memory: limits.memory, quota: config.cpu_quota, swap },
+            sync_frequency: config.sync_frequency,
+            seccomp_default: config.seccomp_default,
             oom_group: cgroups.is_v2() && !config.single_process_oom_kill,
             restart_backoff: BackOff::of_restarts(config.max_restart_backoff),
             own_labels: node::labels(&config, &machine),
@@ -195,6 +223,7 @@ impl Kubelet {
             abilities: Abilities {
                 apparmor: apparmor::is_enabled(),
                 kernel: sysctl::kernel_version(&machine.kernel_version),
+                unsafe_sysctls: config.unsafe_sysctls.clone(),
             },
             objects,
             cgroups,
@@ -204,6 +233,7 @@ impl Kubelet {
                 &scope,
             ),
             workers: workers.clone(),
+            resizes: PendingResizes::default(),
             pods: PodTable::new(
                 Informer::<Pod>::start(Api::all(client.clone()), selector, &scope),
                 start_sources(&config, clock, &scope)?,
@@ -235,6 +265,11 @@ impl Kubelet {
                 .await
                 .map_err(|source| StartError::Listen { address, source })?;
         }
+        if let Some(address) = config.read_only_address {
+            server::start_read_only(context.clone(), address, &scope)
+                .await
+                .map_err(|source| StartError::Listen { address, source })?;
+        }
         let port = server_address.map_or(config.server_address.port(), |a| a.port());
         let gc = Arc::new(ImageGc {
             images: images.clone(),
@@ -262,10 +297,18 @@ impl Kubelet {
             thresholds,
             settings: config.eviction.clone(),
             pods_memory: machine.memory.saturating_sub(config.reserved_memory),
+            disk_limits: config.local_storage_isolation,
             pressures,
             changed: refresh.clone(),
         };
         scope.spawn(eviction.run());
+        scope.spawn(enforcement::run(context.clone(), config.clone(), machine.clone()));
+        if config.standalone && !config.pod_cidr.is_empty() {
+            let network_config = Some(NetworkConfig { pod_cidr: config.pod_cidr.clone() });
+            let request =
+                UpdateRuntimeConfigRequest { runtime_config: Some(CriRuntimeConfig { network_config }) };
+            runtime.update_runtime_config(request).await.map_err(StartError::Runtime)?;
+        }
         let node = NodeManager {
             config: config.clone(),
             machine,

@@ -39,7 +39,10 @@ mod topology;
 mod userns;
 mod volumes;
 
-pub use config::{Authorization, Config, KubeletAccess};
+pub use cgroup::{Enforcement, GroupLimits, ReservedGroup};
+pub use config::{Authorization, Config, ExternalCloudProvider, KubeletAccess};
+pub use container::resources::{CpuQuota, SwapBehavior};
+pub use container::sysctl::{UnsafeSysctlError, UnsafeSysctls};
 pub use eviction::{EvictionSettings, ThresholdError};
 pub use images::{Allowlist, PullLimits, VerificationPolicy, VerificationPolicyError};
 pub use images::{ConfigError as CredentialProviderError, Plugins as CredentialProviderPlugins};
@@ -47,6 +50,7 @@ pub use kubelet::{Kubelet, StartError};
 pub use logs::LogLimits;
 pub use shutdown::{ShutdownPeriod, shutdown_periods};
 pub use topology::{
-    CpuOptionError, CpuOptions, CpuPolicy, CpuSetError, CpuStartError, ResourceSettings, ResourceStartError,
-    TopologyPolicy, TopologyScope, cpu_count,
+    CpuOptionError, CpuOptions, CpuPolicy, CpuSetError, CpuStartError, MemoryFileError, MemoryPolicy,
+    MemoryStartError, NumaReservation, ResourceSettings, ResourceStartError, TopologyPolicy, TopologyScope,
+    cpu_count,
 };

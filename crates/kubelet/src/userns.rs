@@ -12,11 +12,8 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Identities of one pod, as upstream's default.
-const LENGTH: u32 = 65_536;
-/// The first slot is the node's own users; the kernel refuses the last, which holds the identity "none".
+/// The first slot is the node's own users.
 const FIRST_SLOT: u32 = 1;
-const LAST_SLOT: u32 = 65_534;
 /// The file below the pod's directory, named and written as upstream's.
 const FILE: &str = "userns";
 /// A file of ours is smaller.
@@ -66,7 +63,10 @@ impl Slots {
 
     /// A free slot, looked for from `start` on.
     fn allocate(&mut self, uid: &str, start: u32) -> Option<u32> {
-        let count = self.last - FIRST_SLOT + 1;
+        let count = (self.last + 1).saturating_sub(FIRST_SLOT);
+        if count == 0 {
+            return None;
+        }
         let slot = (0..count)
             .map(|step| FIRST_SLOT + (start % count + step) % count)
             .find(|slot| !self.used.contains(slot))?;
@@ -89,24 +89,31 @@ impl Slots {
 pub(crate) struct UserNamespaces {
     /// One directory for each pod, named by its UID.
     pods: PathBuf,
+    /// Identities of one pod.
+    length: u32,
     slots: Mutex<Slots>,
+}
+
+/// The last slot is never given away: the kernel refuses the identity "none", which it holds.
+fn last_slot(length: u32) -> u32 {
+    u32::try_from((1u64 << 32) / u64::from(length.max(1)) - 2).unwrap_or(u32::MAX)
 }
 
 impl UserNamespaces {
     /// Reads which ranges the pods on disk have. A range that cannot be read might be given away twice, so that is
     /// an error, as upstream.
-    pub(crate) fn open(pods: PathBuf) -> Result<Self, UsernsError> {
-        let mut slots = Slots::new(LAST_SLOT);
+    pub(crate) fn open(pods: PathBuf, length: u32) -> Result<Self, UsernsError> {
+        let mut slots = Slots::new(last_slot(length));
         let entries = std::fs::read_dir(&pods).into_iter().flatten().flatten();
         for uid in entries.filter_map(|e| e.file_name().into_string().ok()) {
             let path = pods.join(&uid).join(FILE);
-            let Some(slot) = read(&path)? else { continue };
+            let Some(slot) = read(&path, length)? else { continue };
             if slots.used.contains(&slot) {
                 return Err(UsernsError::Content { path, problem: "another pod has the same range" });
             }
             slots.take(&uid, slot);
         }
-        Ok(Self { pods, slots: Mutex::new(slots) })
+        Ok(Self { pods, length, slots: Mutex::new(slots) })
     }
 
     fn lock(&self) -> MutexGuard<'_, Slots> {
@@ -117,16 +124,16 @@ impl UserNamespaces {
     pub(crate) fn mappings(&self, uid: &str) -> Result<UserNamespace, UsernsError> {
         let mut slots = self.lock();
         if let Some(slot) = slots.of.get(uid) {
-            return Ok(namespace(*slot));
+            return Ok(namespace(*slot, self.length));
         }
         // A range that was just given back is not the next to be given away.
         let slot = slots.allocate(uid, rand::random()).ok_or(UsernsError::Exhausted)?;
         let path = self.pods.join(uid).join(FILE);
-        if let Err(source) = write(&path, slot) {
+        if let Err(source) = write(&path, slot, self.length) {
             slots.release(uid);
             return Err(UsernsError::File { path, source });
         }
-        Ok(namespace(slot))
+        Ok(namespace(slot, self.length))
     }
 
     /// Gives the pod's range back. Nothing of the pod runs any more.
@@ -142,13 +149,13 @@ pub(crate) fn of_node() -> UserNamespace {
     UserNamespace { mode: NamespaceMode::Node.into(), ..UserNamespace::default() }
 }
 
-fn namespace(slot: u32) -> UserNamespace {
-    let range = IdMapping { host_id: slot * LENGTH, container_id: 0, length: LENGTH };
+fn namespace(slot: u32, length: u32) -> UserNamespace {
+    let range = IdMapping { host_id: slot * length, container_id: 0, length };
     UserNamespace { mode: NamespaceMode::Pod.into(), uids: vec![range], gids: vec![range] }
 }
 
 /// The slot a file names; nothing when there is no file.
-fn read(path: &Path) -> Result<Option<u32>, UsernsError> {
+fn read(path: &Path, length: u32) -> Result<Option<u32>, UsernsError> {
     use std::io::Read;
     let file = |source| UsernsError::File { path: path.to_owned(), source };
     let wrong = |problem| UsernsError::Content { path: path.to_owned(), problem };
@@ -164,19 +171,19 @@ fn read(path: &Path) -> Result<Option<u32>, UsernsError> {
     if mappings.gid_mappings.as_slice() != [*range] {
         return Err(wrong("the ranges of users and groups differ"));
     }
-    let slot = range.host_id / LENGTH;
-    let ours = range.container_id == 0 && range.length == LENGTH && range.host_id % LENGTH == 0;
-    if !ours || !(FIRST_SLOT..=LAST_SLOT).contains(&slot) {
+    let slot = range.host_id / length;
+    let ours = range.container_id == 0 && range.length == length && range.host_id % length == 0;
+    if !ours || !(FIRST_SLOT..=last_slot(length)).contains(&slot) {
         return Err(wrong("not a range for a pod"));
     }
     Ok(Some(slot))
 }
 
 /// Writes the file whole or not at all; it outlives a loss of power once this returns.
-fn write(path: &Path, slot: u32) -> io::Result<()> {
+fn write(path: &Path, slot: u32, length: u32) -> io::Result<()> {
     let directory = path.parent().unwrap_or(Path::new("."));
     std::fs::create_dir_all(directory)?;
-    let range = Range { host_id: slot * LENGTH, container_id: 0, length: LENGTH };
+    let range = Range { host_id: slot * length, container_id: 0, length };
     let mappings = Mappings { uid_mappings: vec![range], gid_mappings: vec![range] };
     let text = ferrite_json::to_vec(&mappings).map_err(io::Error::other)?;
     let new = path.with_extension("new");
@@ -192,6 +199,8 @@ fn write(path: &Path, slot: u32) -> io::Result<()> {
 mod tests {
     use super::*;
 
+    const LENGTH: u32 = 65_536;
+
     fn host(namespace: &UserNamespace) -> u32 {
         assert_eq!((namespace.mode(), &namespace.uids), (NamespaceMode::Pod, &namespace.gids));
         assert_eq!((namespace.uids[0].container_id, namespace.uids[0].length), (0, LENGTH));
@@ -201,7 +210,7 @@ mod tests {
     #[test]
     fn every_pod_has_its_own_range_and_keeps_it_over_a_restart() {
         let dir = tempfile::tempdir().unwrap();
-        let open = || UserNamespaces::open(dir.path().to_owned()).unwrap();
+        let open = || UserNamespaces::open(dir.path().to_owned(), LENGTH).unwrap();
         let first = open();
         let ranges: BTreeSet<u32> =
             (0..200).map(|n| host(&first.mappings(&format!("u{n}")).unwrap())).collect();
@@ -214,6 +223,20 @@ mod tests {
         again.release("u7");
         assert!(!dir.path().join("u7").join(FILE).exists());
         assert_eq!(open().lock().used.len(), 199);
+    }
+
+    #[test]
+    fn ranges_of_another_length() {
+        let dir = tempfile::tempdir().unwrap();
+        let wide = UserNamespaces::open(dir.path().to_owned(), 4 * LENGTH).unwrap();
+        let range = wide.mappings("u").unwrap().uids[0];
+        assert_eq!((range.length, range.host_id % (4 * LENGTH)), (4 * LENGTH, 0));
+        assert!(range.host_id.checked_add(range.length).is_some(), "it ends before the identity none");
+        assert_eq!((last_slot(LENGTH), last_slot(1 << 31)), (65_534, 0));
+        assert!(
+            UserNamespaces::open(dir.path().to_owned(), LENGTH).is_err(),
+            "pods have ranges of another length"
+        );
     }
 
     #[test]
@@ -249,13 +272,13 @@ mod tests {
             let dir = tempfile::tempdir().unwrap();
             std::fs::create_dir(dir.path().join("u")).unwrap();
             std::fs::write(dir.path().join("u").join(FILE), &text).unwrap();
-            assert_eq!(UserNamespaces::open(dir.path().to_owned()).is_ok(), accepted, "{text}");
+            assert_eq!(UserNamespaces::open(dir.path().to_owned(), LENGTH).is_ok(), accepted, "{text}");
         }
         let dir = tempfile::tempdir().unwrap();
         for uid in ["a", "b"] {
             std::fs::create_dir(dir.path().join(uid)).unwrap();
             std::fs::write(dir.path().join(uid).join(FILE), file(&good, &good)).unwrap();
         }
-        assert!(UserNamespaces::open(dir.path().to_owned()).is_err(), "two pods with one range");
+        assert!(UserNamespaces::open(dir.path().to_owned(), LENGTH).is_err(), "two pods with one range");
     }
 }

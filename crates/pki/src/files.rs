@@ -25,6 +25,8 @@ pub enum PkiError {
     Tls(#[from] rustls::Error),
     #[error("there is no cipher suite {name}: choose among {known}")]
     CipherSuite { name: String, known: String },
+    #[error("there is no key exchange {number}: choose among {known}")]
+    KeyExchange { number: u16, known: String },
 }
 
 /// The keys that all servers of a cluster share: names of files in the directory, and their content.

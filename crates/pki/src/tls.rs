@@ -36,6 +36,8 @@ pub struct Handshake<'a> {
     pub newest_only: bool,
     /// Names of cipher suites in IANA's words; the usual ones when empty. As in Go, those of TLS 1.3 are always on.
     pub cipher_suites: Vec<String>,
+    /// Key exchanges by their numbers in TLS (RFC 8446, "NamedGroup"); the usual ones when empty.
+    pub key_exchanges: Vec<u16>,
     /// The authorities of front proxies, whose certificates the caller verifies. The handshake asks for certificates
     /// of both: many clients show only one that is asked for.
     pub other_clients: Option<&'a str>,
@@ -70,7 +72,8 @@ pub fn server_config_with(
     if let Some(other) = handshake.other_clients {
         hints.extend(roots(other)?.subjects());
     }
-    let provider = Arc::new(with_suites(&handshake.cipher_suites)?);
+    let provider = with_suites(&handshake.cipher_suites)?;
+    let provider = Arc::new(with_key_exchanges(provider, &handshake.key_exchanges)?);
     let versions: &[&rustls::SupportedProtocolVersion] =
         if handshake.newest_only { &[&rustls::version::TLS13] } else { rustls::ALL_VERSIONS };
     let certified = |identity: &Identity| -> Result<Arc<CertifiedKey>, PkiError> {
@@ -116,6 +119,20 @@ fn with_suites(names: &[String]) -> Result<CryptoProvider, PkiError> {
         suite.tls13().is_some()
             || names.iter().any(|name| known == *name || known.strip_suffix("_SHA256") == Some(name))
     });
+    Ok(provider)
+}
+
+/// Only these key exchanges.
+fn with_key_exchanges(mut provider: CryptoProvider, numbers: &[u16]) -> Result<CryptoProvider, PkiError> {
+    if numbers.is_empty() {
+        return Ok(provider);
+    }
+    let known: Vec<u16> = provider.kx_groups.iter().map(|group| u16::from(group.name())).collect();
+    if let Some(unknown) = numbers.iter().find(|number| !known.contains(number)) {
+        let known: Vec<String> = known.iter().map(ToString::to_string).collect();
+        return Err(PkiError::KeyExchange { number: *unknown, known: known.join(", ") });
+    }
+    provider.kx_groups.retain(|group| numbers.contains(&u16::from(group.name())));
     Ok(provider)
 }
 

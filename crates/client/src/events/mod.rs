@@ -11,6 +11,7 @@ use tokio::sync::mpsc;
 use tracing::{debug, warn};
 
 use self::correlator::{Correlator, Verdict};
+use crate::rate_limit::{RateLimit, RateLimiter};
 use crate::{Api, Scope, is_already_exists, is_namespace_terminating, is_not_found};
 
 /// Events wait here while the server is slow; more are dropped, because telling must never hold back doing.
@@ -52,8 +53,13 @@ pub struct Events {
 impl Events {
     /// Starts the task that writes; it belongs to `scope`.
     pub fn start(client: Client, scope: &Scope) -> Self {
+        Self::start_limited(client, None, scope)
+    }
+
+    /// The same, with a limit of written events per second.
+    pub fn start_limited(client: Client, limit: Option<RateLimit>, scope: &Scope) -> Self {
         let (sender, receiver) = mpsc::channel(QUEUE);
-        scope.spawn(write_all(client, receiver));
+        scope.spawn(write_all(client, limit.map(RateLimiter::new), receiver));
         Self { sender }
     }
 
@@ -112,10 +118,17 @@ impl EventRecorder {
     }
 }
 
-async fn write_all(client: Client, mut occurrences: mpsc::Receiver<Occurrence>) {
+async fn write_all(
+    client: Client,
+    limiter: Option<RateLimiter>,
+    mut occurrences: mpsc::Receiver<Occurrence>,
+) {
     let mut correlator = Correlator::default();
     while let Some(occurrence) = occurrences.recv().await {
         let verdict = correlator.correlate(&occurrence);
+        if let (Some(limiter), false) = (&limiter, matches!(verdict, Verdict::Drop)) {
+            limiter.turn().await;
+        }
         if let Err(error) = write(&client, &mut correlator, &occurrence, verdict).await {
             match is_expected(&error) {
                 true => debug!(%error, reason = occurrence.reason, "event not kept"),

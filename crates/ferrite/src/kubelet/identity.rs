@@ -1,14 +1,16 @@
 //! The kubelet's identity: its client certificate towards the API server and the certificate of its own
 //! port, the first ones and those that replace them while it runs.
 
+use super::settings::{Settings, SettingsError};
 use crate::apiserver::BoxError;
 use crate::certificates::{
     CertificateError, KUBELET_CLIENT, KUBELET_SERVING, WantedCertificate, until_rotation,
 };
-use ferrite_client::{Backoff, Scope};
+use ferrite_client::{Backoff, RateLimit, RateLimiter, Scope};
+use ferrite_component::FollowedFiles;
 use ferrite_json::{Value, json};
 use ferrite_network::Addresses;
-use ferrite_pki::{Authority, Identity, Purpose, ServerTls, Subject};
+use ferrite_pki::{Authority, Handshake, Identity, Purpose, ServerTls, Subject};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use std::io::Write;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
@@ -129,6 +131,7 @@ impl ClientIdentity<'_> {
     pub async fn connect(
         &self,
         store: Arc<CertificateStore>,
+        limit: RateLimit,
         scope: &Scope,
     ) -> Result<kube::Client, BoxError> {
         if !self.kubeconfig.exists() || self.must_bootstrap(&store) {
@@ -149,9 +152,15 @@ impl ClientIdentity<'_> {
             let (store, owned) = (store.clone(), scope.clone());
             scope.spawn(async move { rotate_client(wanted, kubeconfig, store, swap, owned).await });
         }
+        let limiter = Arc::new(RateLimiter::new(limit));
         let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
-            let client = current.borrow().clone();
-            async move { client.send(request).await }
+            let (client, limiter) = (current.borrow().clone(), limiter.clone());
+            async move {
+                if is_limited(request.uri().path()) {
+                    limiter.turn().await;
+                }
+                client.send(request).await
+            }
         });
         Ok(kube::Client::new(service, "default"))
     }
@@ -180,6 +189,18 @@ impl ClientIdentity<'_> {
             .map_err(|e| format!("cannot write {}: {e}", self.kubeconfig.display()))?;
         Ok(())
     }
+}
+
+/// As upstream: heartbeats and events do not count among the requests that are limited.
+fn is_limited(path: &str) -> bool {
+    let heartbeat = path.starts_with("/apis/coordination.k8s.io/")
+        || (path.starts_with("/api/v1/nodes/") && path.ends_with("/status"));
+    let mut parts = path.trim_start_matches("/api/v1/").split('/');
+    let event = matches!(
+        (parts.next(), parts.next(), parts.next()),
+        (Some("events"), _, _) | (Some("namespaces"), Some(_), Some("events"))
+    );
+    !heartbeat && !event
 }
 
 fn read_kubeconfig(path: &Path) -> Result<Kubeconfig, BoxError> {
@@ -271,6 +292,102 @@ pub struct ServingIdentity<'a> {
     pub from_cluster: bool,
     /// Verifies callers' certificates; without it nobody is known by one.
     pub client_ca: Option<PathBuf>,
+    pub handshake: TlsChoices,
+}
+
+/// The choices of an administrator for the handshake.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TlsChoices {
+    newest_only: bool,
+    cipher_suites: Vec<String>,
+    key_exchanges: Vec<u16>,
+}
+
+impl TlsChoices {
+    pub fn read(settings: &Settings) -> Result<Self, SettingsError> {
+        let bad = |field, problem: &str| SettingsError::Value { field, problem: problem.to_owned() };
+        let newest_only = match settings.text("tlsMinVersion").as_str() {
+            // Older versions are not offered to anybody.
+            "" | "VersionTLS10" | "VersionTLS11" | "VersionTLS12" => false,
+            "VersionTLS13" => true,
+            _ => {
+                return Err(bad(
+                    "tlsMinVersion",
+                    "it is none of VersionTLS10, VersionTLS11, VersionTLS12 and VersionTLS13",
+                ));
+            }
+        };
+        const CURVES: &str = "tlsCurvePreferences";
+        let curves = settings.value(CURVES);
+        let number = |value: &Value| value.as_i64().and_then(|number| u16::try_from(number).ok());
+        let key_exchanges: Option<Vec<u16>> = curves.as_array().into_iter().flatten().map(number).collect();
+        let key_exchanges =
+            key_exchanges.ok_or_else(|| bad(CURVES, "it is no list of numbers of key exchanges"))?;
+        Ok(Self { newest_only, cipher_suites: settings.texts("tlsCipherSuites"), key_exchanges })
+    }
+}
+
+/// Makes the settings of the port from a certificate and the files of the moment.
+#[derive(Debug, Clone)]
+struct PortSettings {
+    client_ca: Option<PathBuf>,
+    /// Nobody has a certificate of an authority that exists for this moment only.
+    nobody: String,
+    handshake: TlsChoices,
+}
+
+impl PortSettings {
+    fn of(&self, identity: &Identity) -> Result<ServerTls, BoxError> {
+        let client_ca = match &self.client_ca {
+            Some(path) => std::fs::read_to_string(path)
+                .map_err(|e| format!("cannot read clientCAFile {}: {e}", path.display()))?,
+            None => self.nobody.clone(),
+        };
+        let handshake = Handshake {
+            protocols: &["h2", "http/1.1"],
+            newest_only: self.handshake.newest_only,
+            cipher_suites: self.handshake.cipher_suites.clone(),
+            key_exchanges: self.handshake.key_exchanges.clone(),
+            ..Handshake::default()
+        };
+        Ok(ferrite_pki::server_config_with(identity, &client_ca, &handshake)?)
+    }
+}
+
+/// A certificate and its key of somebody else, as their files are now.
+fn read_pair((certificate, key): &(PathBuf, PathBuf)) -> Result<Identity, BoxError> {
+    let read = |path: &PathBuf| {
+        std::fs::read_to_string(path).map_err(|e| format!("cannot read {}: {e}", path.display()))
+    };
+    Ok(Identity { certificate: read(certificate)?, key: read(key)? })
+}
+
+/// Follows the certificate and the files, and makes the port's settings anew. Files that cannot be used change nothing.
+async fn follow(
+    settings: PortSettings,
+    pair: Option<(PathBuf, PathBuf)>,
+    mut files: FollowedFiles,
+    mut identity: watch::Receiver<Option<Identity>>,
+    port: watch::Sender<Option<ServerTls>>,
+) {
+    loop {
+        tokio::select! {
+            () = files.changed() => {}
+            // Without a sender the certificate stays the same.
+            Ok(()) = identity.changed() => {}
+        }
+        let known = match &pair {
+            Some(pair) => read_pair(pair).map(Some),
+            None => Ok(identity.borrow_and_update().clone()),
+        };
+        let made = known.and_then(|identity| identity.map(|identity| settings.of(&identity)).transpose());
+        match made {
+            Ok(made) => drop(port.send_replace(made)),
+            Err(error) => {
+                tracing::warn!(%error, "the files of the kubelet's port cannot be used; the old ones stay")
+            }
+        }
+    }
 }
 
 impl ServingIdentity<'_> {
@@ -291,26 +408,26 @@ impl ServingIdentity<'_> {
         client: Option<&kube::Client>,
         scope: &Scope,
     ) -> Result<watch::Receiver<Option<ServerTls>>, BoxError> {
-        let client_ca = match &self.client_ca {
-            Some(path) => std::fs::read_to_string(path)
-                .map_err(|e| format!("cannot read clientCAFile {}: {e}", path.display()))?,
-            // Nobody has a certificate of an authority that exists for this moment only.
-            None => Authority::create("nobody")?.certificate().to_owned(),
+        let settings = PortSettings {
+            client_ca: self.client_ca.clone(),
+            nobody: Authority::create("nobody")?.certificate().to_owned(),
+            handshake: self.handshake.clone(),
         };
-        let settings =
-            move |identity: &Identity| ferrite_pki::server_config(identity, &client_ca, &["h2", "http/1.1"]);
-        if let Some((certificate, key)) = &self.files {
-            let read = |path: &PathBuf| {
-                std::fs::read_to_string(path).map_err(|e| format!("cannot read {}: {e}", path.display()))
-            };
-            let identity = Identity { certificate: read(certificate)?, key: read(key)? };
-            return Ok(watch::channel(Some(settings(&identity)?)).1);
-        }
-        let (Some(client), true) = (client, self.from_cluster) else {
-            return Ok(watch::channel(Some(settings(&self.self_signed(&store)?)?)).1);
+        // Before the files are read: a change in between is noticed.
+        let mut paths: Vec<PathBuf> = self.client_ca.iter().cloned().collect();
+        paths.extend(self.files.iter().flat_map(|(certificate, key)| [certificate.clone(), key.clone()]));
+        let followed = FollowedFiles::new(paths);
+        let identity = match &self.files {
+            Some(pair) => Some(read_pair(pair)?),
+            None if client.is_some() && self.from_cluster => store.load(SERVER_PAIR),
+            None => Some(self.self_signed(&store)?),
         };
-        let kept = store.load(SERVER_PAIR);
-        let (swap, current) = watch::channel(kept.as_ref().map(&settings).transpose()?);
+        // Choices that cannot be used are refused before there is a certificate.
+        settings.of(&self.self_signed_for_check()?)?;
+        let (port, current) = watch::channel(identity.as_ref().map(|i| settings.of(i)).transpose()?);
+        let (swap, known) = watch::channel(identity);
+        scope.spawn(follow(settings, self.files.clone(), followed, known, port));
+        let (None, Some(client), true) = (&self.files, client, self.from_cluster) else { return Ok(current) };
         let wanted = WantedCertificate {
             name: SERVER_PAIR,
             subject: self.subject(),
@@ -328,7 +445,7 @@ impl ServingIdentity<'_> {
                 let rotated: Result<(), BoxError> = async {
                     let identity = wanted.obtain(&client, &owned).await?;
                     store.save(SERVER_PAIR, &identity)?;
-                    swap.send_replace(Some(settings(&identity)?));
+                    swap.send_replace(Some(identity));
                     Ok(())
                 }
                 .await;
@@ -346,6 +463,10 @@ impl ServingIdentity<'_> {
             }
         });
         Ok(current)
+    }
+
+    fn self_signed_for_check(&self) -> Result<Identity, BoxError> {
+        Ok(Authority::create("check")?.issue(&self.subject(), Purpose::Server)?)
     }
 
     /// Kept as `kubelet.crt` and `kubelet.key`, as upstream.
@@ -391,6 +512,65 @@ mod tests {
             &std::fs::metadata(store.current(CLIENT_PAIR)).unwrap().permissions(),
         );
         assert_eq!(mode & 0o777, 0o600);
+    }
+
+    #[tokio::test]
+    async fn files_of_the_port_are_read_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Arc::new(CertificateStore::open(&dir.path().join("pki")).unwrap());
+        let authority = Authority::create("test").unwrap();
+        let (certificate, key) = (dir.path().join("tls.crt"), dir.path().join("tls.key"));
+        let write = |name: &str| {
+            let subject = Subject { common_name: name.into(), organization: None, names: vec![name.into()] };
+            let identity = authority.issue(&subject, Purpose::Server).unwrap();
+            write_private(&key, &identity.key).unwrap();
+            write_private(&certificate, &identity.certificate).unwrap();
+        };
+        write("first");
+        let serving = |handshake| ServingIdentity {
+            node: "n",
+            addresses: Addresses::single("192.0.2.1".parse().unwrap()),
+            files: Some((certificate.clone(), key.clone())),
+            from_cluster: false,
+            client_ca: None,
+            handshake,
+        };
+        let scope = Scope::new();
+        let mut port = serving(TlsChoices::default()).serve(store.clone(), None, &scope).unwrap();
+        let first = port.borrow_and_update().clone().unwrap();
+        // Half of a pair changes nothing; the whole pair does.
+        write("second");
+        tokio::time::timeout(Duration::from_secs(30), port.changed()).await.unwrap().unwrap();
+        assert!(!Arc::ptr_eq(&first.config, &port.borrow().as_ref().unwrap().config));
+        let wrong = TlsChoices { cipher_suites: vec!["TLS_NONE".into()], ..TlsChoices::default() };
+        assert!(serving(wrong).serve(store, None, &scope).is_err());
+        scope.shutdown().await;
+    }
+
+    #[test]
+    fn choices_of_the_handshake() {
+        use crate::kubelet::settings::testing::settings;
+        let text = "tlsMinVersion: VersionTLS13\ntlsCipherSuites: [TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256]\ntlsCurvePreferences: [29, 23]\n";
+        let read = TlsChoices::read(&settings(text)).unwrap();
+        assert!(read.newest_only && read.key_exchanges == [29, 23] && read.cipher_suites.len() == 1);
+        assert_eq!(TlsChoices::read(&settings("")).unwrap(), TlsChoices::default());
+        for text in ["tlsMinVersion: '1.3'\n", "tlsCurvePreferences: [x]\n", "tlsCurvePreferences: [-1]\n"] {
+            assert!(TlsChoices::read(&settings(text)).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn heartbeats_and_events_are_not_limited() {
+        for (path, limited) in [
+            ("/api/v1/nodes/n", true),
+            ("/api/v1/nodes/n/status", false),
+            ("/api/v1/namespaces/d/pods/events", true),
+            ("/api/v1/namespaces/d/pods/p/status", true),
+            ("/api/v1/namespaces/d/events", false),
+            ("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/n", false),
+        ] {
+            assert_eq!(is_limited(path), limited, "{path}");
+        }
     }
 
     #[test]

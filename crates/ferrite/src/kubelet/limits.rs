@@ -2,7 +2,10 @@
 
 use super::settings::{Settings, SettingsError};
 use ferrite_api::quantity::Quantity;
-use ferrite_kubelet::{LogLimits, PullLimits, ShutdownPeriod, shutdown_periods};
+use ferrite_client::RateLimit;
+use ferrite_kubelet::{
+    CpuQuota, LogLimits, PullLimits, ShutdownPeriod, SwapBehavior, UnsafeSysctls, shutdown_periods,
+};
 use serde::Deserialize;
 use std::time::Duration;
 
@@ -116,6 +119,69 @@ pub(super) fn max_restart_backoff(settings: &Settings) -> Result<Duration, Setti
     }
 }
 
+/// Requests to the API server a second. Zero stands for the default, as upstream documents it.
+pub(super) fn api_requests(settings: &Settings) -> Result<RateLimit, SettingsError> {
+    let (qps, burst) = (count(settings, "kubeAPIQPS")?, count(settings, "kubeAPIBurst")?);
+    Ok(RateLimit { qps: if qps == 0 { 50.0 } else { f64::from(qps) }, burst })
+}
+
+/// Events a second. As upstream, zero stands for a client's usual limits.
+pub(super) fn events(settings: &Settings) -> Result<RateLimit, SettingsError> {
+    let (qps, burst) = (count(settings, "eventRecordQPS")?, count(settings, "eventBurst")?);
+    Ok(RateLimit {
+        qps: if qps == 0 { 5.0 } else { f64::from(qps) },
+        burst: if burst == 0 { 10 } else { burst },
+    })
+}
+
+pub(super) fn cpu_quota(settings: &Settings) -> Result<CpuQuota, SettingsError> {
+    const PERIOD: &str = "cpuCFSQuotaPeriod";
+    let period = settings.duration(PERIOD);
+    let micros = i64::try_from(period.as_micros()).unwrap_or(i64::MAX);
+    if !(Duration::from_millis(1)..=Duration::from_secs(1)).contains(&period) {
+        return Err(bad(PERIOD, "it is not between 1ms and 1s"));
+    }
+    Ok(CpuQuota { enforced: settings.bool("cpuCFSQuota"), period: micros })
+}
+
+pub(super) fn swap_behavior(settings: &Settings) -> Result<SwapBehavior, SettingsError> {
+    const FIELD: &str = "memorySwap.swapBehavior";
+    match settings.text(FIELD).as_str() {
+        "" | "NoSwap" => Ok(SwapBehavior::NoSwap),
+        "LimitedSwap" => Ok(SwapBehavior::LimitedSwap),
+        _ => Err(bad(FIELD, "it is neither NoSwap nor LimitedSwap")),
+    }
+}
+
+pub(super) fn unsafe_sysctls(settings: &Settings) -> Result<UnsafeSysctls, SettingsError> {
+    const FIELD: &str = "allowedUnsafeSysctls";
+    let patterns = settings.texts(FIELD);
+    UnsafeSysctls::parse(patterns.iter().map(String::as_str)).map_err(|error| bad(FIELD, error.to_string()))
+}
+
+/// Identities of a pod with its own users.
+pub(super) fn ids_per_pod(settings: &Settings) -> Result<u32, SettingsError> {
+    const FIELD: &str = "userNamespaces.idsPerPod";
+    let length = u32::try_from(settings.int(FIELD)).ok().filter(|length| *length > 0 && length % 65_536 == 0);
+    length.ok_or_else(|| bad(FIELD, "it is no multiple of 65536 below 4294967296"))
+}
+
+/// The interval at which volumes are measured. As upstream, a negative one means never.
+pub(super) fn volume_stats_period(settings: &Settings) -> Option<Duration> {
+    const FIELD: &str = "volumeStatsAggPeriod";
+    let is_negative = settings.text(FIELD).trim_start().starts_with('-');
+    (!is_negative).then(|| settings.duration(FIELD))
+}
+
+pub(super) fn system_log_query(settings: &Settings) -> Result<bool, SettingsError> {
+    const FIELD: &str = "enableSystemLogQuery";
+    let asked = settings.bool(FIELD);
+    match asked && !settings.bool("enableSystemLogHandler") {
+        true => Err(bad(FIELD, "enableSystemLogHandler is required for it")),
+        false => Ok(asked),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -144,6 +210,41 @@ mod tests {
                 (read, _) => panic!("{text}: {read:?}"),
             }
         }
+    }
+
+    #[test]
+    fn limits_of_requests_and_events() {
+        let limit = |qps, burst| RateLimit { qps, burst };
+        assert_eq!(api_requests(&settings("")).unwrap(), limit(50.0, 100));
+        assert_eq!(api_requests(&settings("kubeAPIQPS: 10\nkubeAPIBurst: 20\n")).unwrap(), limit(10.0, 20));
+        assert_eq!(events(&settings("")).unwrap(), limit(50.0, 100));
+        assert_eq!(events(&settings("eventRecordQPS: 0\neventBurst: 3\n")).unwrap(), limit(5.0, 3));
+        assert!(events(&settings("eventRecordQPS: -1\n")).is_err());
+        assert!(api_requests(&settings("kubeAPIBurst: -1\n")).is_err());
+    }
+
+    #[test]
+    fn rules_for_containers() {
+        let quota = |enforced, period| CpuQuota { enforced, period };
+        assert_eq!(cpu_quota(&settings("")).unwrap(), quota(true, 100_000));
+        assert_eq!(cpu_quota(&settings("cpuCFSQuota: false\n")).unwrap(), quota(false, 100_000));
+        assert_eq!(cpu_quota(&settings("cpuCFSQuotaPeriod: 5ms\n")).unwrap(), quota(true, 5000));
+        assert!(cpu_quota(&settings("cpuCFSQuotaPeriod: 2s\n")).is_err());
+        assert_eq!(swap_behavior(&settings("")).unwrap(), SwapBehavior::NoSwap);
+        let limited = settings("memorySwap: {swapBehavior: LimitedSwap}\n");
+        assert_eq!(swap_behavior(&limited).unwrap(), SwapBehavior::LimitedSwap);
+        assert!(swap_behavior(&settings("memorySwap: {swapBehavior: UnlimitedSwap}\n")).is_err());
+        assert!(unsafe_sysctls(&settings("allowedUnsafeSysctls: [net.core.somaxconn]\n")).is_ok());
+        assert!(unsafe_sysctls(&settings("allowedUnsafeSysctls: [kernel.hostname]\n")).is_err());
+        assert_eq!(ids_per_pod(&settings("userNamespaces: {idsPerPod: 131072}\n")).unwrap(), 131_072);
+        for wrong in ["0", "65537", "4294967296", "-65536"] {
+            assert!(ids_per_pod(&settings(&format!("userNamespaces: {{idsPerPod: {wrong}}}\n"))).is_err());
+        }
+        assert_eq!(volume_stats_period(&settings("volumeStatsAggPeriod: -1s\n")), None);
+        assert_eq!(volume_stats_period(&settings("")), Some(Duration::from_secs(60)));
+        assert!(system_log_query(&settings("enableSystemLogQuery: true\n")).unwrap());
+        let without = "enableSystemLogQuery: true\nenableSystemLogHandler: false\n";
+        assert!(system_log_query(&settings(without)).is_err());
     }
 
     #[test]

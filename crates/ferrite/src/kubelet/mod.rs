@@ -4,6 +4,10 @@
 mod flags;
 mod identity;
 mod limits;
+mod machine;
+mod memory;
+mod registration;
+mod reservations;
 mod resources;
 mod settings;
 mod table;
@@ -20,9 +24,10 @@ use ferrite_kubelet::{
     Authorization, Config, EvictionSettings, Kubelet, KubeletAccess, VerificationPolicy,
     VerificationPolicyError,
 };
-use ferrite_network::Addresses;
-use flags::Flags;
-use identity::{CertificateStore, ClientIdentity, ServingIdentity};
+use ferrite_network::{Addresses, IpFamily};
+use flags::{Flags, NodeIp};
+use identity::{CertificateStore, ClientIdentity, ServingIdentity, TlsChoices};
+use reservations::Reserved;
 use settings::{Settings, SettingsError};
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -48,6 +53,8 @@ enum RefusedStart {
     StandaloneAuthentication,
     #[error("no client provided, cannot use webhook authorization: set authorization.mode: AlwaysAllow")]
     StandaloneAuthorization,
+    #[error("protectKernelDefaults: {0}")]
+    Kernel(String),
     #[error("{0} must be given together with {1}")]
     Pair(&'static str, &'static str),
 }
@@ -55,6 +62,10 @@ enum RefusedStart {
 /// `-v` of the kubelet's own command line.
 pub fn verbosity(arguments: &[OsString]) -> u8 {
     Flags::parse(arguments.iter().cloned()).map(|flags| flags.verbosity()).unwrap_or(0)
+}
+
+fn verbosity_of(settings: &Settings) -> u8 {
+    u8::try_from(settings.int("logging.verbosity").max(0)).unwrap_or(u8::MAX)
 }
 
 /// Runs until interrupted. Containers go on.
@@ -71,7 +82,12 @@ pub async fn run(arguments: Vec<OsString>) -> Result<ExitCode, BoxError> {
     let (file, drop_ins) = (flags.path("config"), flags.path("config-dir"));
     let settings = Settings::read(file.as_deref(), drop_ins.as_deref(), &flags.settings)?;
     settings.gates()?.report();
-    check_machine(&settings)?;
+    crate::logging::set_verbosity(flags.verbosity().max(verbosity_of(&settings)));
+    machine::check(&settings)?;
+    let _lock = match flags.path("lock-file") {
+        Some(path) => Some(machine::ProcessLock::acquire(path).await?),
+        None => None,
+    };
     let scope = Scope::new();
     let started = tokio::select! {
         started = start(&flags, &settings, &scope) => Some(started?),
@@ -100,13 +116,20 @@ async fn start(flags: &Flags, settings: &Settings, scope: &Scope) -> Result<Kube
     if standalone && flags.path("bootstrap-kubeconfig").is_some() {
         return Err(RefusedStart::BootstrapAlone.into());
     }
-    let node_ips = match flags.node_ips()? {
+    let wanted = flags.node_ip()?;
+    let found = match wanted {
+        NodeIp::Given(addresses) => Some(addresses),
+        NodeIp::Any => ferrite_network::node_address().await?.map(Addresses::single),
+        NodeIp::Preferred(family) => {
+            let other = if family == IpFamily::V4 { IpFamily::V6 } else { IpFamily::V4 };
+            let families = [family, other];
+            ferrite_network::node_addresses(&families).await?.into_iter().next().map(Addresses::single)
+        }
+    };
+    let node_ips = match found {
         Some(addresses) => addresses,
-        None => match ferrite_network::node_address().await? {
-            Some(address) => Addresses::single(address),
-            None if standalone => Addresses::single(Ipv4Addr::LOCALHOST.into()),
-            None => return Err("this machine has no address that others reach: give --node-ip".into()),
-        },
+        None if standalone => Addresses::single(Ipv4Addr::LOCALHOST.into()),
+        None => return Err("this machine has no address that others reach: give --node-ip".into()),
     };
     let config = config(flags, settings, &name, node_ips, standalone)?;
     let cert_dir = flags.path("cert-dir").unwrap_or_else(|| PathBuf::from("/var/lib/kubelet/pki"));
@@ -121,7 +144,7 @@ async fn start(flags: &Flags, settings: &Settings, scope: &Scope) -> Result<Kube
             let rotate = settings.bool("rotateCertificates");
             let identity =
                 ClientIdentity { node: &name, kubeconfig, bootstrap: bootstrap.as_deref(), rotate };
-            Some(identity.connect(store.clone(), scope).await?)
+            Some(identity.connect(store.clone(), limits::api_requests(settings)?, scope).await?)
         }
     };
     let tls = match settings.bool("enableServer") {
@@ -137,10 +160,11 @@ async fn start(flags: &Flags, settings: &Settings, scope: &Scope) -> Result<Kube
 /// The runtime, and the images, which may be elsewhere.
 fn runtime(settings: &Settings) -> Result<Services, BoxError> {
     let endpoint = settings.text("containerRuntimeEndpoint");
-    let runtime = Arc::new(ferrite_cri::grpc::Client::new(&endpoint)?);
+    let timeout = settings.duration("runtimeRequestTimeout");
+    let runtime = Arc::new(ferrite_cri::grpc::Client::new(&endpoint)?.with_timeout(timeout));
     let images: Arc<dyn ImageService> = match settings.text("imageServiceEndpoint") {
         other if other.is_empty() || other == endpoint => runtime.clone(),
-        other => Arc::new(ferrite_cri::grpc::Client::new(&other)?),
+        other => Arc::new(ferrite_cri::grpc::Client::new(&other)?.with_timeout(timeout)),
     };
     Ok(Services { runtime, images })
 }
@@ -161,6 +185,7 @@ fn serving<'a>(
         files,
         from_cluster: settings.bool("serverTLSBootstrap"),
         client_ca: settings.path("authentication.x509.clientCAFile"),
+        handshake: TlsChoices::read(settings)?,
     })
 }
 
@@ -209,6 +234,10 @@ fn config(
         access: access(settings, standalone)?,
         debugging_handlers: settings.bool("enableDebuggingHandlers"),
         system_log_handler: settings.bool("enableSystemLogHandler"),
+        system_log_query: limits::system_log_query(settings)?,
+        set_verbosity: settings
+            .bool("enableDebugFlagsHandler")
+            .then_some(crate::logging::set_verbosity as fn(u8)),
         static_pod_path: settings.path("staticPodPath"),
         file_check_frequency: settings.duration("fileCheckFrequency"),
         static_pod_url: settings
@@ -216,6 +245,10 @@ fn config(
             .map(|_| (settings.text("staticPodURL"), settings.lists("staticPodURLHeader"))),
         http_check_frequency: settings.duration("httpCheckFrequency"),
         standalone,
+        read_only_address: match port("readOnlyPort")? {
+            0 => None,
+            port => Some(SocketAddr::new(address("address")?, port)),
+        },
         healthz_address: match healthz_port {
             0 => None,
             port => Some(SocketAddr::new(address("healthzBindAddress")?, port)),
@@ -224,9 +257,30 @@ fn config(
         cluster_domain: settings.text("clusterDomain"),
         resolv_conf: settings.text("resolvConf").into(),
         node_labels: flags.node_labels()?,
-        max_pods: settings.int("maxPods"),
+        register_node: settings.bool("registerNode"),
+        register_with_taints: registration::taints(settings)?,
+        provider_id: settings.text("providerID"),
+        node_status_max_images: registration::max_images(settings)?,
+        max_pods: registration::max_pods(settings, cpus())?,
+        pod_pids_limit: registration::pids_limit(settings)?,
+        seccomp_default: settings.bool("seccompDefault"),
         reserved_cpu_milli: reserved.cpu_milli,
         reserved_memory: reserved.memory,
+        reserved_ephemeral_storage: reserved.ephemeral_storage,
+        reserved_pids: reserved.pids,
+        enforcement: reservations::enforcement(settings)?,
+        local_storage_isolation: settings.bool("localStorageCapacityIsolation"),
+        ids_per_pod: limits::ids_per_pod(settings)?,
+        cpu_quota: limits::cpu_quota(settings)?,
+        swap_behavior: limits::swap_behavior(settings)?,
+        unsafe_sysctls: limits::unsafe_sysctls(settings)?,
+        cloud_provider: flags.cloud_provider()?,
+        node_status_update_frequency: settings.duration("nodeStatusUpdateFrequency"),
+        sync_frequency: settings.duration("syncFrequency"),
+        event_limit: Some(limits::events(settings)?),
+        volume_stats_period: limits::volume_stats_period(settings),
+        pod_cidr: settings.text("podCIDR"),
+        flags: flags.shown(settings),
         eviction_memory: eviction_memory(&eviction, total_memory())?,
         eviction,
         node_lease_duration: Duration::from_secs(
@@ -294,45 +348,14 @@ fn access(settings: &Settings, standalone: bool) -> Result<KubeletAccess, BoxErr
     })
 }
 
-fn cluster_dns(settings: &Settings) -> Result<Option<IpAddr>, SettingsError> {
-    let all = settings.texts("clusterDNS");
-    match all.as_slice() {
-        [] => Ok(None),
-        [one] => one.parse().map(Some).map_err(|_| bad("clusterDNS", format!("{one:?} is no IP address"))),
-        _ => Err(bad("clusterDNS", "Ferrite's kubelet gives pods one name server; name one")),
-    }
+fn cluster_dns(settings: &Settings) -> Result<Vec<IpAddr>, SettingsError> {
+    let read =
+        |text: String| text.parse().map_err(|_| bad("clusterDNS", format!("{text:?} is no IP address")));
+    settings.texts("clusterDNS").into_iter().map(read).collect()
 }
 
 fn quantity(field: &'static str, text: &str) -> Result<Quantity, SettingsError> {
     Quantity::parse(text).map_err(|_| bad(field, format!("{text:?} is no quantity")))
-}
-
-/// The resources reserved for the system and the kubelet.
-struct Reserved {
-    cpu_milli: i64,
-    memory: i64,
-}
-
-impl Reserved {
-    fn of(settings: &Settings) -> Result<Self, SettingsError> {
-        let mut reserved = Self { cpu_milli: 0, memory: 0 };
-        for field in ["systemReserved", "kubeReserved"] {
-            for (resource, amount) in settings.map(field) {
-                let amount = quantity(field, &amount)?;
-                match resource.as_str() {
-                    "cpu" => reserved.cpu_milli = reserved.cpu_milli.saturating_add(amount.milli_value()),
-                    "memory" => reserved.memory = reserved.memory.saturating_add(amount.value()),
-                    other => {
-                        return Err(bad(field, format!("{other} cannot be reserved; name cpu and memory")));
-                    }
-                }
-            }
-        }
-        if let Some(count) = resources::reserved_cpus(settings)? {
-            reserved.cpu_milli = i64::try_from(count).unwrap_or(i64::MAX).saturating_mul(1000);
-        }
-        Ok(reserved)
-    }
 }
 
 /// The thresholds at which pods are evicted. As upstream: one hard threshold replaces all defaults, unless
@@ -377,32 +400,16 @@ fn eviction_memory(eviction: &EvictionSettings, total: i64) -> Result<i64, Setti
     }
 }
 
+fn cpus() -> i64 {
+    std::thread::available_parallelism().map_or(1, |count| i64::try_from(count.get()).unwrap_or(i64::MAX))
+}
+
 /// The machine's memory in bytes.
 fn total_memory() -> i64 {
     let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"));
     let kilobytes: Option<i64> = line.and_then(|rest| rest.trim().strip_suffix("kB")?.trim().parse().ok());
     kilobytes.unwrap_or(0).saturating_mul(1024)
-}
-
-/// The checks that upstream makes before it starts.
-fn check_machine(settings: &Settings) -> Result<(), BoxError> {
-    let swaps = std::fs::read_to_string("/proc/swaps").unwrap_or_default();
-    if settings.bool("failSwapOn") && swaps.lines().skip(1).any(|line| !line.trim().is_empty()) {
-        return Err(RefusedStart::Swap.into());
-    }
-    let v1 = !Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
-    if v1 && settings.bool("failCgroupV1") {
-        return Err(RefusedStart::CgroupV1.into());
-    }
-    if v1 && settings.is_set("singleProcessOOMKill") && !settings.bool("singleProcessOOMKill") {
-        return Err(RefusedStart::OomGroup.into());
-    }
-    let score = settings.int("oomScoreAdj");
-    if let Err(error) = std::fs::write("/proc/self/oom_score_adj", score.to_string()) {
-        tracing::warn!(%error, "cannot set oom_score_adj");
-    }
-    Ok(())
 }
 
 /// Tells systemd, where it waits for that.

@@ -1,5 +1,6 @@
 //! The settings of the CPU manager and of the topology manager.
 
+use super::memory;
 use super::settings::{Settings, SettingsError};
 use ferrite_kubelet::{CpuOptions, CpuPolicy, ResourceSettings, TopologyPolicy, TopologyScope};
 
@@ -19,6 +20,8 @@ pub(super) fn read(
         cpu_policy: cpu_policy(settings, gate)?,
         reserved_cpus: settings.text("reservedSystemCPUs"),
         cpu_reconcile_period: settings.duration("cpuManagerReconcilePeriod"),
+        memory_policy: memory::policy(settings)?,
+        reserved_memory: memory::reservations(settings)?,
         ..ResourceSettings::default()
     };
     let policy = settings.text("topologyManagerPolicy");

@@ -28,6 +28,8 @@ pub enum Form {
     /// The empty text is a value.
     OptionalText,
     Duration,
+    /// A duration that may be negative.
+    SignedDuration,
     Texts,
     /// A map of texts; as a flag `a=b,c=d`.
     Map,
@@ -37,7 +39,13 @@ pub enum Form {
     Lists,
     /// A map of booleans; as a flag `a=true,b=false`.
     Gates,
-    /// A form that is not looked into.
+    /// A list of taints; as a flag `a=b:NoSchedule,c:NoExecute`.
+    Taints,
+    /// A list of reservations of NUMA nodes; as a flag `0:memory=1Gi,hugepages-2Mi=2Gi;1:memory=1Gi`.
+    ReservedMemory,
+    /// More than zero, and not more than one.
+    Fraction,
+    /// A form that is not looked into; as a flag a text.
     Any,
 }
 
@@ -45,8 +53,10 @@ pub enum Form {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     Acted,
-    /// The kubelet works as the default says; any other value is refused.
-    DefaultOnly,
+    /// Any valid value is taken, and nothing depends on it; the reason.
+    NoEffect(&'static str),
+    /// Any value but the default is refused; the reason.
+    Refused(&'static str),
 }
 
 /// One field, with its dots in it.
@@ -74,10 +84,8 @@ pub enum SettingsError {
     Unknown { path: PathBuf, field: String, hint: String },
     #[error("{field}: {problem}")]
     Value { field: &'static str, problem: String },
-    #[error(
-        "{field} cannot be {value}: Ferrite's kubelet works as the default says ({default}); leave it out"
-    )]
-    DefaultOnly { field: &'static str, value: String, default: &'static str },
+    #[error("{field} cannot be {value}: {reason}; leave it out")]
+    Refused { field: &'static str, value: String, reason: &'static str },
     #[error(transparent)]
     Gate(#[from] GateError),
 }
@@ -124,13 +132,11 @@ impl Settings {
             let Some(value) = self.value.pointer(&pointer(setting.field)) else { continue };
             let problem = |problem: String| SettingsError::Value { field: setting.field, problem };
             check_form(setting.form, value).map_err(problem)?;
-            if setting.verdict == Verdict::DefaultOnly && !is_default(setting, value) {
+            if let Verdict::Refused(reason) = setting.verdict
+                && !is_default(setting, value)
+            {
                 let value = value.to_string().chars().take(100).collect();
-                return Err(SettingsError::DefaultOnly {
-                    field: setting.field,
-                    value,
-                    default: setting.default,
-                });
+                return Err(SettingsError::Refused { field: setting.field, value, reason });
             }
         }
         Ok(())
@@ -336,7 +342,7 @@ fn flag_value(setting: &'static Setting, text: &str) -> Result<Value, SettingsEr
             _ => return Err(bad("true or false")),
         },
         Form::Int | Form::OptionalInt => json!(text.parse::<i64>().map_err(|_| bad("a number"))?),
-        Form::Text | Form::OptionalText | Form::Duration => json!(text),
+        Form::Text | Form::OptionalText | Form::Duration | Form::SignedDuration => json!(text),
         Form::Texts => json!(parts().map(str::to_owned).collect::<Vec<_>>()),
         Form::Map => map(pairs('=', "like a=b,c=d")?),
         Form::Thresholds => map(pairs('<', "like memory.available<100Mi")?),
@@ -357,7 +363,13 @@ fn flag_value(setting: &'static Setting, text: &str) -> Result<Value, SettingsEr
             }
             map
         }
-        Form::Any => return Err(bad("supported as a flag")),
+        Form::Taints => {
+            super::registration::flag_taints(text).ok_or_else(|| bad("like a=b:NoSchedule,c:NoExecute"))?
+        }
+        Form::ReservedMemory => super::memory::flag_reservations(text)
+            .ok_or_else(|| bad("like 0:memory=1Gi,hugepages-2Mi=2Gi"))?,
+        Form::Fraction => json!(text.parse::<f64>().map_err(|_| bad("a number"))?),
+        Form::Any => json!(text),
     })
 }
 
@@ -374,10 +386,20 @@ fn check_form(form: Form, value: &Value) -> Result<(), String> {
             let parsed = value.as_str().map(|text| text.parse::<GoDuration>().is_ok());
             (parsed.unwrap_or(false), "a duration like 1h30m, 15s or 100ms")
         }
+        Form::SignedDuration => {
+            let text = value.as_str().map(|text| text.strip_prefix('-').unwrap_or(text));
+            let parsed = text.map(|text| text.parse::<GoDuration>().is_ok());
+            (parsed.unwrap_or(false), "a duration like 1h30m, 15s or -1s")
+        }
         Form::Texts => (texts(value), "a list of texts"),
         Form::Map | Form::Thresholds => (all(value, &Value::is_string), "a map of texts"),
         Form::Lists => (all(value, &texts), "a map of lists of texts"),
         Form::Gates => (all(value, &Value::is_boolean), "a map of true and false"),
+        Form::Taints => (value.is_array(), "a list of taints"),
+        Form::ReservedMemory => (value.is_array(), "a list of reservations"),
+        Form::Fraction => {
+            (value.as_f64().is_some_and(|factor| factor > 0.0 && factor <= 1.0), "more than 0 and at most 1")
+        }
         Form::Any => (true, ""),
     };
     match fine || value.is_null() {
@@ -397,10 +419,11 @@ fn stands_for_default(form: Form, value: &Value) -> bool {
         _ if value.is_null() => true,
         Form::Int => value.as_i64() == Some(0),
         Form::Text => value.as_str() == Some(""),
-        Form::Duration => {
+        Form::Duration | Form::SignedDuration => {
             value.as_str().and_then(|t| t.parse::<GoDuration>().ok()).is_some_and(|d| d.0.is_zero())
         }
-        Form::Texts => false,
+        Form::Texts | Form::Fraction => false,
+        Form::Taints | Form::ReservedMemory => empty,
         Form::Map | Form::Thresholds | Form::Lists | Form::Gates | Form::Any => empty || is_zero(value),
         Form::Bool | Form::OptionalInt | Form::OptionalText => false,
     }
@@ -441,6 +464,7 @@ pub(super) mod testing {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeSet;
 
     fn read(text: &str, drop_ins: &[(&str, &str)], flags: &[(&str, &str)]) -> Result<Settings, String> {
         let dir = tempfile::tempdir().unwrap();
@@ -503,9 +527,12 @@ mod tests {
             ("authentication: {x: 1}\n", "unknown field \"authentication.x\""),
             ("maxPods: many\n", "maxPods: \"many\" is not a whole number"),
             ("fileCheckFrequency: soon\n", "is not a duration"),
-            ("memoryManagerPolicy: Static\n", "memoryManagerPolicy cannot be \"Static\""),
-            ("podPidsLimit: 5\n", "podPidsLimit cannot be 5"),
-            ("readOnlyPort: 10255\n", "readOnlyPort cannot be 10255"),
+            ("tracing: {endpoint: a}\n", "there is no exporter of traces; leave it out"),
+            (
+                "cgroupsPerQOS: false\n",
+                "cgroupsPerQOS cannot be false: pods have control groups by their class",
+            ),
+            ("memoryThrottlingFactor: 1.5\n", "is not more than 0 and at most 1"),
             ("maxPods: [\n", "config.yaml: "),
         ] {
             let said = read(text, &[], &[]).unwrap_err();
@@ -534,6 +561,36 @@ mod tests {
         assert_eq!(settings.map("evictionHard")["memory.available"], "200Mi");
         assert_eq!(settings.map("kubeReserved")["cpu"], "100m");
         assert_eq!(settings.lists("staticPodURLHeader").len(), 2);
+    }
+
+    /// The fields of upstream's KubeletConfiguration v1beta1 in v1.36, but for `apiVersion` and `kind`.
+    const FIELDS: &str = "address allowedUnsafeSysctls authentication authorization cgroupDriver cgroupRoot cgroupsPerQOS \
+        clusterDNS clusterDomain configMapAndSecretChangeDetectionStrategy containerLogMaxFiles containerLogMaxSize \
+        containerLogMaxWorkers containerLogMonitorInterval containerRuntimeEndpoint contentType cpuCFSQuota \
+        cpuCFSQuotaPeriod cpuManagerPolicy cpuManagerPolicyOptions cpuManagerReconcilePeriod crashLoopBackOff \
+        enableContentionProfiling enableControllerAttachDetach enableDebugFlagsHandler enableDebuggingHandlers \
+        enableProfilingHandler enableServer enableSystemLogHandler enableSystemLogQuery enforceNodeAllocatable eventBurst \
+        eventRecordQPS evictionHard evictionMaxPodGracePeriod evictionMinimumReclaim evictionPressureTransitionPeriod \
+        evictionSoft evictionSoftGracePeriod failCgroupV1 failSwapOn featureGates fileCheckFrequency hairpinMode \
+        healthzBindAddress healthzPort httpCheckFrequency imageGCHighThresholdPercent imageGCLowThresholdPercent \
+        imageMaximumGCAge imageMinimumGCAge imagePullCredentialsVerificationPolicy imageServiceEndpoint iptablesDropBit \
+        iptablesMasqueradeBit kernelMemcgNotification kubeAPIBurst kubeAPIQPS kubeReserved kubeReservedCgroup \
+        kubeletCgroups localStorageCapacityIsolation logging makeIPTablesUtilChains maxOpenFiles maxParallelImagePulls \
+        maxPods memoryManagerPolicy memoryReservationPolicy memorySwap memoryThrottlingFactor mergeDefaultEvictionSettings \
+        nodeLeaseDurationSeconds nodeStatusMaxImages nodeStatusReportFrequency nodeStatusUpdateFrequency oomScoreAdj \
+        podCIDR podLogsDir podPidsLimit podsPerCore port preloadedImagesVerificationAllowlist protectKernelDefaults \
+        providerID qosReserved readOnlyPort registerNode registerWithTaints registryBurst registryPullQPS reservedMemory \
+        reservedSystemCPUs resolvConf rotateCertificates runOnce runtimeRequestTimeout seccompDefault serializeImagePulls \
+        serverTLSBootstrap showHiddenMetricsForVersion shutdownGracePeriod shutdownGracePeriodByPodPriority \
+        shutdownGracePeriodCriticalPods singleProcessOOMKill staticPodPath staticPodURL staticPodURLHeader \
+        streamingConnectionIdleTimeout syncFrequency systemCgroups systemReserved systemReservedCgroup tlsCertFile \
+        tlsCipherSuites tlsCurvePreferences tlsMinVersion tlsPrivateKeyFile topologyManagerPolicy \
+        topologyManagerPolicyOptions topologyManagerScope tracing userNamespaces volumePluginDir volumeStatsAggPeriod";
+
+    #[test]
+    fn every_field_of_upstream_has_a_verdict() {
+        let known: BTreeSet<&str> = SETTINGS.iter().filter_map(|s| s.field.split('.').next()).collect();
+        assert_eq!(known, FIELDS.split_whitespace().collect());
     }
 
     #[test]

@@ -155,6 +155,17 @@ fn a_claim_is_provisioned_attached_mounted_grown_and_removed() {
     assert_eq!(sh(&world, "one", "stat -c %g /data"), "4321\n", "the driver leaves the group to the kubelet");
     assert_eq!(mounts(&world).len(), 3, "staged, published, and a sub-path: {:?}", mounts(&world));
 
+    // The driver tells the space in the volume.
+    let summary = world.kubectl(&["get", "--raw", "/api/v1/nodes/node/proxy/stats/summary"]);
+    let summary: Value = ferrite_json::from_str(&summary).unwrap();
+    let stats = summary["pods"].as_array().unwrap().iter().find(|p| p["podRef"]["name"] == "one").unwrap();
+    let volumes = stats["volume"].as_array().unwrap();
+    let volume_stats = volumes.iter().find(|v| v["pvcRef"]["name"] == "disk").unwrap();
+    assert!(volume_stats["capacityBytes"].as_u64().is_some_and(|bytes| bytes > 0), "{volume_stats}");
+    let metrics = world.kubectl(&["get", "--raw", "/api/v1/nodes/node/proxy/metrics"]);
+    let line = r#"kubelet_volume_stats_capacity_bytes{namespace="default",persistentvolumeclaim="disk"}"#;
+    assert!(metrics.contains(line), "{metrics}");
+
     // The claim grows: the driver's controller first, then the node.
     world.kubectl(&[
         "patch",

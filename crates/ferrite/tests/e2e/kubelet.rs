@@ -392,6 +392,11 @@ fn a_kubelet_without_an_api_server_runs_its_directory() {
     let standalone = json!({
         "authentication": {"anonymous": {"enabled": true}, "webhook": {"enabled": false}},
         "authorization": {"mode": "AlwaysAllow"},
+        "readOnlyPort": 10255,
+        "tlsMinVersion": "VersionTLS13",
+        // As much as the threshold of eviction.
+        "memoryManagerPolicy": "Static",
+        "reservedMemory": [{"numaNode": 0, "limits": {"memory": "1Mi"}}],
     });
     let configuration = machine.configuration(standalone);
     machine.write_web("web", 8091);
@@ -409,6 +414,27 @@ fn a_kubelet_without_an_api_server_runs_its_directory() {
     assert!(running.contains("\"web-alone\""), "{running}");
     assert_eq!(ask(&world, "", "/containerLogs/default/web-alone/c").0, "200");
     assert!(world.log().contains("half.yaml"), "{}", world.log());
+    let (status, page) = ask(&world, "", "/statusz");
+    assert!(
+        status == "200" && page.contains("kubelet statusz") && page.contains("Emulation version: 1.36"),
+        "{page}"
+    );
+    assert!(ask(&world, "", "/flagz").1.contains("\nread-only-port=10255\n"));
+
+    // The read-only port shows, and runs nothing.
+    let open =
+        |path: &str| world.netns.http_get((NODE_IP.parse::<std::net::IpAddr>().unwrap(), 10255).into(), path);
+    assert!(open("/pods").unwrap().contains("web-alone"));
+    assert!(open("/metrics").unwrap().contains("kubelet_running_pods"));
+    assert!(open("/stats/summary").is_ok() && open("/healthz").is_ok());
+    for closed in ["/configz", "/containerLogs/default/web-alone/c", "/runningpods/", "/statusz"] {
+        assert!(open(closed).is_err(), "{closed}");
+    }
+    let memory = std::fs::read_to_string(world.path("kubelet/memory_manager_state")).unwrap();
+    assert!(
+        memory.contains(r#""policyName":"Static""#) && memory.contains(r#""systemReserved":1048576"#),
+        "{memory}"
+    );
 
     // Killed and started anew, it adopts the running pods.
     drop(kubelet);
@@ -511,12 +537,12 @@ fn mistakes_of_the_kubelets_owner_are_named() {
         world.write(name, &format!("{head}{text}")).to_str().unwrap().to_owned()
     };
     let unknown = config("a.yaml", "maxPosd: 3\n");
-    let inert = config("b.yaml", "memoryManagerPolicy: Static\n");
+    let inert = config("b.yaml", "cgroupsPerQOS: false\n");
     let fine = config("c.yaml", "");
     for (arguments, said) in [
         (vec!["--max-pdos=3"], "unknown flag: --max-pdos (did you mean --max-pods?)"),
         (vec!["--config", &unknown], "unknown field \"maxPosd\": did you mean \"maxPods\"?"),
-        (vec!["--config", &inert], "memoryManagerPolicy cannot be \"Static\""),
+        (vec!["--config", &inert], "cgroupsPerQOS cannot be false: pods have control groups by their class"),
         (vec!["--config", "/none.yaml"], "cannot read /none.yaml"),
         (vec!["--config", &fine], "no client provided, cannot use webhook authentication"),
         (

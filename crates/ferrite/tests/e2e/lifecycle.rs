@@ -123,7 +123,7 @@ spec:
 }
 
 /// The name the cluster's cgroup has: the only one of its links says it.
-fn cluster_name(world: &World) -> String {
+pub fn cluster_name(world: &World) -> String {
     let kubeconfig = std::fs::read_to_string(world.path("kubeconfig")).unwrap();
     let line = kubeconfig.lines().find(|l| l.starts_with("current-context")).unwrap();
     line.rsplit(' ').next().unwrap().trim_matches('"').to_owned()

@@ -8,6 +8,7 @@ mod aggregation;
 mod archive;
 mod autoscaling;
 mod bad_input;
+mod churn;
 mod claims;
 mod clients;
 mod components;

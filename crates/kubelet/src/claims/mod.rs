@@ -6,6 +6,7 @@
 //! drivers, without a lock held: a driver that hangs holds up only pods that use its devices.
 
 mod checkpoint;
+mod health;
 mod registration;
 mod state;
 #[cfg(test)]
@@ -22,6 +23,7 @@ use ferrite_client::{Api, Scope, message_of};
 use ferrite_devices::dra::Claim;
 use ferrite_devices::podresources::{CdiDevice, ClaimResource, DynamicResource};
 use ferrite_devices::{CallError, DraPlugin};
+use health::HealthCache;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::Client;
@@ -74,6 +76,7 @@ struct Inner {
     state: ClaimState,
     /// Registered instances of each driver; the last one is called.
     drivers: BTreeMap<String, Vec<DraPlugin>>,
+    health: HealthCache,
     /// UIDs of pods that wait for a driver.
     waiting: BTreeMap<String, BTreeSet<String>>,
 }

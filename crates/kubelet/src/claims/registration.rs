@@ -1,6 +1,6 @@
 //! Drivers of dynamic resources that register themselves, and the ResourceSlices of those that are gone.
 
-use super::Claims;
+use super::{Claims, health};
 use crate::plugin_sockets::{PluginHandler, RegistrationError};
 use async_trait::async_trait;
 use ferrite_client::{Api, Backoff, is_not_found, message_of};
@@ -41,6 +41,7 @@ impl PluginHandler for DraPlugins {
                 info.supported_versions
             )));
         };
+        let plugin = DraPlugin::new(endpoint, version);
         let waiting = {
             let mut inner = self.0.lock();
             let instances = inner.drivers.entry(info.name.clone()).or_default();
@@ -48,11 +49,14 @@ impl PluginHandler for DraPlugins {
             if instances.len() >= MOST_INSTANCES {
                 return Err(refused(format!("driver {} has too many instances", info.name)));
             }
-            instances.push(DraPlugin::new(endpoint, version));
+            instances.push(plugin.clone());
             inner.waiting.remove(&info.name).unwrap_or_default()
         };
         tracing::info!(driver = info.name, endpoint = %endpoint.display(), ?version, "DRA driver registered");
         waiting.iter().for_each(|pod| (self.0.0.wake)(pod));
+        if info.supported_versions.iter().any(|version| version == health::SERVICE) {
+            self.0.0.scope.spawn(self.0.clone().watch_health(info.name.clone(), plugin));
+        }
         Ok(())
     }
 

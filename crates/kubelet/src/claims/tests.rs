@@ -6,6 +6,10 @@ use crate::testing::{Harness, Key};
 use ferrite_csi::registration::PluginInfo;
 use ferrite_devices::dra::dra_plugin_server::{self, DraPluginServer};
 use ferrite_devices::dra::*;
+use ferrite_devices::dra_health::dra_resource_health_server::{DraResourceHealth, DraResourceHealthServer};
+use ferrite_devices::dra_health::{
+    DeviceHealth, DeviceIdentifier, HealthStatus, NodeWatchResourcesRequest, NodeWatchResourcesResponse,
+};
 use ferrite_devices::{Request, Response, Status, async_trait};
 use ferrite_json::{Value, json};
 use tokio::net::UnixListener;
@@ -31,6 +35,7 @@ struct Driver {
     calls: Arc<Mutex<Vec<String>>>,
     called: Arc<Notify>,
     closing: CancellationToken,
+    health: tokio::sync::watch::Sender<HealthStatus>,
 }
 
 #[async_trait]
@@ -81,6 +86,35 @@ impl dra_plugin_server::DraPlugin for Driver {
     }
 }
 
+/// Reports what the test says, to whoever watches.
+#[async_trait]
+impl DraResourceHealth for Driver {
+    type NodeWatchResourcesStream = std::pin::Pin<
+        Box<dyn futures_util::Stream<Item = Result<NodeWatchResourcesResponse, Status>> + Send>,
+    >;
+
+    async fn node_watch_resources(
+        &self,
+        _: Request<NodeWatchResourcesRequest>,
+    ) -> Result<Response<Self::NodeWatchResourcesStream>, Status> {
+        let mut health = self.health.subscribe();
+        health.mark_changed();
+        let reports = futures_util::stream::unfold(health, |mut health| async move {
+            health.changed().await.ok()?;
+            let status = *health.borrow_and_update();
+            let device = DeviceIdentifier { pool_name: "node".into(), device_name: "dev-0".into() };
+            let report = DeviceHealth {
+                device: Some(device),
+                health: status.into(),
+                message: format!("{status:?} it is"),
+                ..DeviceHealth::default()
+            };
+            Some((Ok(NodeWatchResourcesResponse { devices: vec![report] }), health))
+        });
+        Ok(Response::new(Box::pin(reports)))
+    }
+}
+
 impl Driver {
     /// Serves below the harness's directory, and registers.
     async fn start(harness: &Harness, manner: Manner, version: &str) -> Self {
@@ -90,25 +124,30 @@ impl Driver {
             calls: Arc::default(),
             called: Arc::default(),
             closing,
+            health: tokio::sync::watch::channel(HealthStatus::Healthy).0,
         };
         let socket = harness.dir.path().join("dra.sock");
         let _ = std::fs::remove_file(&socket);
         let listener = UnixListener::bind(&socket).unwrap();
         let service = DraPluginServer::new(driver.clone());
+        let reports = DraResourceHealthServer::new(driver.clone());
         let beta = version.starts_with("v1beta1");
         let answer = move |mut request: http::Request<hyper::body::Incoming>| {
             // Services of both versions have the same messages; this one has the name of v1.
             let path = request.uri().path().to_owned();
+            if path.contains("DRAResourceHealth") {
+                return futures_util::future::Either::Left(reports.clone().oneshot(request));
+            }
             assert_eq!(path.contains(".v1beta1."), beta, "{path}");
             *request.uri_mut() = path.replace(".v1beta1.", ".v1.").parse().unwrap();
-            service.clone().oneshot(request)
+            futures_util::future::Either::Right(service.clone().oneshot(request))
         };
         tokio::spawn(ferrite_devices::serve(listener, answer, driver.closing.clone()));
         let info = PluginInfo {
             r#type: "DRAPlugin".into(),
             name: DRIVER.into(),
             endpoint: String::new(),
-            supported_versions: vec![version.into()],
+            supported_versions: vec![version.into(), "v1alpha1.DRAResourceHealth".into()],
         };
         DraPlugins(harness.context.claims.clone()).register(&info, &socket).await.unwrap();
         driver
@@ -308,4 +347,28 @@ async fn slices_of_absent_drivers_are_removed() {
     let names: Vec<Value> =
         h.api.list("resourceslices").iter().map(|slice| slice["metadata"]["name"].clone()).collect();
     assert_eq!(names, ["present"]);
+}
+
+#[tokio::test]
+async fn a_device_that_fails_is_shown_in_the_pods_status() {
+    let h = Harness::start().await;
+    let driver = Driver::start(&h, Manner::Good, "v1.DRAPlugin").await;
+    claim(&h, "own", &["p"]);
+    h.create("p", using("own"));
+    let health = |state: &'static str| {
+        move |pod: &Value| {
+            let all = pod["status"]["containerStatuses"].as_array().cloned().unwrap_or_default();
+            let shown =
+                all.iter().find(|c| c["name"] == "c").map(|c| c["allocatedResourcesStatus"][0].clone());
+            let shown = shown.unwrap_or_default();
+            shown["name"] == "claim:gpu/r"
+                && shown["resources"][0]["health"] == state
+                && shown["resources"][0]["resourceID"] == "gpu.example.com/claim=uid-own"
+        }
+    };
+    h.until("p", "healthy", health("Healthy")).await;
+    driver.health.send_replace(HealthStatus::Unhealthy);
+    let pod = h.until("p", "unhealthy", health("Unhealthy")).await;
+    let plain = &pod["status"]["containerStatuses"][1];
+    assert!(plain["name"] == "plain" && plain.get("allocatedResourcesStatus").is_none(), "{plain}");
 }

@@ -1,7 +1,7 @@
 //! The request for one container.
 
 use super::expand::expand;
-use super::seccomp::SeccompError;
+use super::seccomp::{self, SeccompError};
 use super::{resources, security};
 use crate::pod::labels;
 use crate::pod::model::{PodContainer, PodId};
@@ -32,11 +32,13 @@ pub(crate) struct ConfigInputs<'a> {
     pub image_user: &'a security::ImageUser,
     /// The container an ephemeral one shares processes with.
     pub target_id: Option<String>,
-    pub node_memory: i64,
+    pub rules: &'a resources::NodeRules,
     /// The kernel ends all processes of the container when it has no memory left, not one.
     pub oom_group: bool,
     /// Where Localhost seccomp profiles are.
     pub seccomp_root: &'a Path,
+    /// A container without a profile has the runtime's.
+    pub seccomp_default: bool,
     /// Whose identities the pod's users are.
     pub users: &'a UserNamespace,
 }
@@ -89,7 +91,7 @@ pub(crate) fn container_config(inputs: ConfigInputs<'_>) -> Result<ContainerConf
         linux: Some(LinuxContainerConfig {
             resources: Some(resources::in_oom_group(
                 resources::on_cpus(
-                    resources::container_resources(pod, spec, inputs.node_memory),
+                    resources::container_resources(pod, spec, inputs.rules),
                     inputs.cpus.as_ref(),
                 ),
                 inputs.oom_group,
@@ -99,7 +101,7 @@ pub(crate) fn container_config(inputs: ConfigInputs<'_>) -> Result<ContainerConf
                 container,
                 inputs.image_user,
                 inputs.target_id,
-                inputs.seccomp_root,
+                seccomp::Profiles { root: inputs.seccomp_root, runtime_default: inputs.seccomp_default },
                 inputs.users,
             )?),
         }),

@@ -14,7 +14,8 @@ const MAX_SEARCH_CHARACTERS: usize = 2048;
 /// Cluster DNS as the node is configured.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ClusterDns {
-    pub address: Option<IpAddr>,
+    /// Without one, pods resolve names as the node does.
+    pub addresses: Vec<IpAddr>,
     pub domain: String,
 }
 
@@ -53,15 +54,16 @@ pub(crate) fn pod_dns(pod: &Pod, cluster: &ClusterDns, node: &DnsConfig) -> DnsC
         Some(policy) => policy,
         None => "ClusterFirst",
     };
-    let mut dns = match (policy, cluster.address) {
-        ("None", _) => DnsConfig::default(),
-        ("ClusterFirst" | "ClusterFirstWithHostNet", Some(server)) => {
+    let mut dns = match policy {
+        "None" => DnsConfig::default(),
+        "ClusterFirst" | "ClusterFirstWithHostNet" if !cluster.addresses.is_empty() => {
+            let servers = cluster.addresses.iter().map(ToString::to_string).collect();
             let namespace = pod.metadata.namespace.as_deref().unwrap_or("default");
             let domain = &cluster.domain;
             let mut searches =
                 vec![format!("{namespace}.svc.{domain}"), format!("svc.{domain}"), domain.clone()];
             searches.extend(node.searches.iter().cloned());
-            DnsConfig { servers: vec![server.to_string()], searches, options: vec!["ndots:5".into()] }
+            DnsConfig { servers, searches, options: vec!["ndots:5".into()] }
         }
         // Without cluster DNS, names are at least resolved as on the node.
         _ => node.clone(),
@@ -107,8 +109,8 @@ mod tests {
         let pod: Pod =
             ferrite_json::from_value(json!({"metadata": {"namespace": "n"}, "spec": spec})).unwrap();
         let node = parse_resolv_conf("# x\nnameserver 192.0.2.53\nsearch example.org\noptions edns0\n");
-        let cluster =
-            ClusterDns { address: cluster.map(|c| c.parse().unwrap()), domain: "cluster.local".into() };
+        let addresses = cluster.into_iter().flat_map(|all| all.split(',')).map(|a| a.parse().unwrap());
+        let cluster = ClusterDns { addresses: addresses.collect(), domain: "cluster.local".into() };
         pod_dns(&pod, &cluster, &node)
     }
 
@@ -122,6 +124,8 @@ mod tests {
         );
         assert_eq!(first.options, ["ndots:5"]);
         assert_eq!(run(json!({"containers": []}), None).servers, ["192.0.2.53"]);
+        let several = run(json!({"containers": []}), Some("10.96.0.10,10.96.0.11,10.96.0.12,10.96.0.13"));
+        assert_eq!(several.servers, ["10.96.0.10", "10.96.0.11", "10.96.0.12"], "resolvers read three");
         let host = json!({"containers": [], "hostNetwork": true, "dnsPolicy": "ClusterFirst"});
         assert_eq!(run(host, Some("10.96.0.10")).servers, ["192.0.2.53"]);
         let with_host =

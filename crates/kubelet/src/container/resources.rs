@@ -10,20 +10,92 @@ use std::collections::BTreeMap;
 const SHARES_PER_CPU: i64 = 1024;
 const MIN_SHARES: i64 = 2;
 const MAX_SHARES: i64 = 262_144;
-/// The length of one CFS period, in microseconds.
-pub(crate) const QUOTA_PERIOD: i64 = 100_000;
 const MIN_QUOTA: i64 = 1000;
+
+/// Enforcement of CPU limits by the kernel's CFS quota.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CpuQuota {
+    /// Without it containers may use more processors than their limits say.
+    pub enforced: bool,
+    /// The length of one period, in microseconds.
+    pub period: i64,
+}
+
+impl Default for CpuQuota {
+    fn default() -> Self {
+        Self { enforced: true, period: 100_000 }
+    }
+}
+
+impl CpuQuota {
+    /// Microseconds of CPU time per period; zero means no limit.
+    pub(crate) fn of(self, milli: i64) -> i64 {
+        match self.enforced && milli > 0 {
+            true => (milli.saturating_mul(self.period) / 1000).max(MIN_QUOTA),
+            false => 0,
+        }
+    }
+}
+
+/// The use of swap by containers.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum SwapBehavior {
+    /// Containers have no swap.
+    #[default]
+    NoSwap,
+    /// Containers of Burstable pods have a part of the node's swap, in proportion to their requests of memory.
+    LimitedSwap,
+}
+
+/// The node's swap, where its kernel can limit the swap of each container.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct NodeSwap {
+    pub behavior: SwapBehavior,
+    /// Bytes of memory and of swap that the machine has.
+    pub memory: i64,
+    pub swap: i64,
+}
+
+impl NodeSwap {
+    /// Bytes of swap that a container may use, by upstream's rules.
+    pub(crate) fn of(self, pod: &Pod, container: &Container) -> i64 {
+        let resources = container.resources.as_ref();
+        let amount = |list: Option<&BTreeMap<String, _>>| quantity::value_of(list, "memory").unwrap_or(0);
+        let request = amount(resources.and_then(|r| r.requests.as_ref()));
+        let limit = amount(resources.and_then(|r| r.limits.as_ref()));
+        let has_part = self.behavior == SwapBehavior::LimitedSwap
+            && model::qos_class(pod) == QosClass::Burstable
+            && !is_critical(pod)
+            && request != limit
+            && (1..=self.memory).contains(&request);
+        match has_part {
+            true => (request as f64 / self.memory as f64 * self.swap as f64) as i64,
+            false => 0,
+        }
+    }
+}
+
+fn is_critical(pod: &Pod) -> bool {
+    let source = pod.metadata.annotations.as_ref().and_then(|a| a.get("kubernetes.io/config.source"));
+    let is_static = source.is_some_and(|source| source != "api");
+    is_static || model::spec(pod).priority.is_some_and(|priority| priority >= 2_000_000_000)
+}
+
+/// The node's rules for the resources of containers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct NodeRules {
+    /// Memory of the node that pods may use, in bytes.
+    pub memory: i64,
+    pub quota: CpuQuota,
+    /// None where the kernel cannot limit a container's swap.
+    pub swap: Option<NodeSwap>,
+}
 
 pub(crate) fn cpu_shares(milli: i64) -> i64 {
     if milli <= 0 {
         return MIN_SHARES;
     }
     (milli.saturating_mul(SHARES_PER_CPU) / 1000).clamp(MIN_SHARES, MAX_SHARES)
-}
-
-/// Microseconds of CPU time per period; zero means no limit.
-pub(crate) fn cpu_quota(milli: i64) -> i64 {
-    if milli <= 0 { 0 } else { (milli.saturating_mul(QUOTA_PERIOD) / 1000).max(MIN_QUOTA) }
 }
 
 /// cgroup v2's weight for v1 shares, by the formula container runtimes share.
@@ -62,7 +134,7 @@ pub(crate) fn oom_score_adj(pod: &Pod, container: &Container, node_memory: i64) 
 pub(crate) fn container_resources(
     pod: &Pod,
     container: &Container,
-    node_memory: i64,
+    rules: &NodeRules,
 ) -> LinuxContainerResources {
     let resources = container.resources.as_ref();
     let (requests, limits) =
@@ -82,13 +154,15 @@ pub(crate) fn container_resources(
         let limit = u64::try_from(quantity::value(amount)?).ok()?;
         Some(HugepageLimit { page_size: format!("{}B", size.trim_end_matches('i')), limit })
     });
+    let swap = rules.swap.map(|swap| ("memory.swap.max".to_owned(), swap.of(pod, container).to_string()));
     LinuxContainerResources {
-        cpu_period: QUOTA_PERIOD,
-        cpu_quota: cpu_quota(cpu_limit),
+        cpu_period: if rules.quota.enforced { rules.quota.period } else { 0 },
+        cpu_quota: rules.quota.of(cpu_limit),
         cpu_shares: cpu_shares(cpu_request),
         memory_limit_in_bytes: memory,
-        oom_score_adj: oom_score_adj(pod, container, node_memory),
+        oom_score_adj: oom_score_adj(pod, container, rules.memory),
         hugepage_limits: hugepages.collect(),
+        unified: swap.into_iter().collect(),
         ..LinuxContainerResources::default()
     }
 }
@@ -100,7 +174,12 @@ pub(crate) fn on_cpus(
 ) -> LinuxContainerResources {
     let Some(cpus) = cpus else { return resources };
     let cpu_quota = if cpus.exclusive { -1 } else { resources.cpu_quota };
-    LinuxContainerResources { cpuset_cpus: cpus.set.clone(), cpu_quota, ..resources }
+    LinuxContainerResources {
+        cpuset_cpus: cpus.set.clone(),
+        cpuset_mems: cpus.mems.clone(),
+        cpu_quota,
+        ..resources
+    }
 }
 
 /// The same, ended as a whole when its memory runs out. The file is one of cgroup v2.
@@ -126,12 +205,12 @@ pub(crate) struct PodResources {
 }
 
 /// The overhead of the sandbox beside the containers, from the pod's RuntimeClass.
-pub(crate) fn overhead(pod: &Pod) -> Option<LinuxContainerResources> {
+pub(crate) fn overhead(pod: &Pod, quota: CpuQuota) -> Option<LinuxContainerResources> {
     let overhead = model::spec(pod).overhead.as_ref()?;
     let cpu = quantity::milli_of(Some(overhead), "cpu");
     Some(LinuxContainerResources {
-        cpu_period: if cpu.is_some() { QUOTA_PERIOD } else { 0 },
-        cpu_quota: cpu_quota(cpu.unwrap_or(0)),
+        cpu_period: if cpu.is_some() && quota.enforced { quota.period } else { 0 },
+        cpu_quota: quota.of(cpu.unwrap_or(0)),
         cpu_shares: cpu.map_or(0, cpu_shares),
         memory_limit_in_bytes: quantity::value_of(Some(overhead), "memory").unwrap_or(0),
         ..LinuxContainerResources::default()
@@ -232,9 +311,42 @@ mod tests {
     #[test]
     fn cpu_numbers() {
         for (milli, shares, quota) in [(0, 2, 0), (1, 2, 1000), (100, 102, 10_000), (2500, 2560, 250_000)] {
-            assert_eq!((cpu_shares(milli), cpu_quota(milli)), (shares, quota), "{milli}m");
+            let usual = CpuQuota::default();
+            assert_eq!((cpu_shares(milli), usual.of(milli)), (shares, quota), "{milli}m");
         }
         assert_eq!((cpu_weight(2), cpu_weight(1024), cpu_weight(262_144)), (1, 39, 10_000));
+        assert_eq!(CpuQuota { enforced: true, period: 10_000 }.of(500), 5000);
+        assert_eq!(CpuQuota { enforced: true, period: 1000 }.of(500), 1000, "the kernel takes no less");
+        assert_eq!(CpuQuota { enforced: false, ..CpuQuota::default() }.of(500), 0);
+    }
+
+    #[test]
+    fn containers_have_swap_in_proportion_to_their_requests() {
+        let limited = NodeSwap { behavior: SwapBehavior::LimitedSwap, memory: 1000, swap: 500 };
+        let none = NodeSwap { behavior: SwapBehavior::NoSwap, ..limited };
+        let burstable = json!({"requests": {"memory": "100"}, "limits": {"memory": "200"}});
+        let guaranteed =
+            json!({"requests": {"memory": "100", "cpu": "1"}, "limits": {"memory": "100", "cpu": "1"}});
+        for (swap, resources, priority, expected) in [
+            (limited, burstable.clone(), 0, 50),
+            (limited, json!({"requests": {"memory": "1000"}}), 0, 500),
+            (limited, burstable.clone(), 2_000_000_000, 0),
+            (limited, guaranteed, 0, 0),
+            (limited, json!({}), 0, 0),
+            (limited, json!({"requests": {"cpu": "1"}}), 0, 0),
+            (limited, json!({"requests": {"memory": "100", "cpu": "1"}, "limits": {"memory": "100"}}), 0, 0),
+            (limited, json!({"requests": {"memory": "1001"}}), 0, 0),
+            (none, burstable, 0, 0),
+        ] {
+            let p = pod(json!({"priority": priority, "containers": [{"name": "c", "resources": resources}]}));
+            let rules = NodeRules { memory: 1000, quota: CpuQuota::default(), swap: Some(swap) };
+            let shown = container_resources(&p, &p.spec.as_ref().unwrap().containers[0], &rules);
+            assert_eq!(shown.unified["memory.swap.max"], expected.to_string(), "{resources} {priority}");
+            let without = NodeRules { swap: None, ..rules };
+            assert!(
+                container_resources(&p, &p.spec.as_ref().unwrap().containers[0], &without).unified.is_empty()
+            );
+        }
     }
 
     #[test]
@@ -262,10 +374,11 @@ mod tests {
         assert_eq!((r.cpu_request, r.cpu_limit), (750, Some(2250)));
         assert_eq!((r.memory_request, r.memory_limit), (3 << 20, Some(3 << 20)));
         let containers = &p.spec.as_ref().unwrap().containers;
-        let [a, b] = [0, 1].map(|i: usize| container_resources(&p, &containers[i], 1 << 30));
+        let rules = NodeRules { memory: 1 << 30, quota: CpuQuota::default(), swap: None };
+        let [a, b] = [0, 1].map(|i: usize| container_resources(&p, &containers[i], &rules));
         assert_eq!((a.cpu_quota, a.memory_limit_in_bytes), (100_000, 2 << 20));
         assert_eq!((b.cpu_quota, b.memory_limit_in_bytes, b.cpu_shares), (200_000, 2 << 20, 2048));
-        let o = overhead(&p).unwrap();
+        let o = overhead(&p, CpuQuota::default()).unwrap();
         assert_eq!((o.cpu_quota, o.memory_limit_in_bytes), (25_000, 1 << 20));
     }
 

@@ -1,6 +1,7 @@
 //! The sandbox a pod's containers live in.
 
 use super::hosts::{self, HostnameError};
+use super::resources::CpuQuota;
 use super::{dns, resources, security, sysctl};
 use crate::pod::labels;
 use crate::pod::model::{self, PodId};
@@ -18,6 +19,7 @@ pub(crate) struct SandboxInputs<'a> {
     pub node_hostname: &'a str,
     pub log_root: &'a Path,
     pub cgroup_parent: &'a str,
+    pub quota: CpuQuota,
     pub users: &'a UserNamespace,
 }
 
@@ -53,10 +55,10 @@ pub(crate) fn sandbox_config(
             cgroup_parent: inputs.cgroup_parent.to_string(),
             security_context: Some(security::sandbox_context(pod, inputs.users)),
             sysctls: sysctls.map(|s| (sysctl::normalized(&s.name), s.value.clone())).collect(),
-            overhead: resources::overhead(pod),
+            overhead: resources::overhead(pod, inputs.quota),
             resources: Some(LinuxContainerResources {
-                cpu_period: resources::QUOTA_PERIOD,
-                cpu_quota: resources::cpu_quota(total.cpu_limit.unwrap_or(0)),
+                cpu_period: if inputs.quota.enforced { inputs.quota.period } else { 0 },
+                cpu_quota: inputs.quota.of(total.cpu_limit.unwrap_or(0)),
                 cpu_shares: resources::cpu_shares(total.cpu_request),
                 memory_limit_in_bytes: total.memory_limit.unwrap_or(0),
                 ..LinuxContainerResources::default()

@@ -17,15 +17,28 @@ pub(crate) enum SeccompError {
     Load { path: PathBuf, source: io::Error },
 }
 
-/// A profile in the runtime's terms. Localhost profiles are files beneath `root`.
+/// The node's profiles.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Profiles<'a> {
+    /// Localhost profiles are files beneath it.
+    pub root: &'a Path,
+    /// Without a profile there is the runtime's, not none.
+    pub runtime_default: bool,
+}
+
+/// A profile in the runtime's terms.
 pub(crate) fn profile(
     profile: Option<&SeccompProfile>,
-    root: &Path,
+    profiles: Profiles<'_>,
 ) -> Result<SecurityProfile, SeccompError> {
     let of = |kind: ProfileType, path: String| {
         Ok(SecurityProfile { profile_type: kind.into(), localhost_ref: path })
     };
-    let Some(profile) = profile else { return of(ProfileType::Unconfined, String::new()) };
+    let Some(profile) = profile else {
+        let usual =
+            if profiles.runtime_default { ProfileType::RuntimeDefault } else { ProfileType::Unconfined };
+        return of(usual, String::new());
+    };
     match profile.type_.as_str() {
         "RuntimeDefault" => of(ProfileType::RuntimeDefault, String::new()),
         "Localhost" => {
@@ -36,7 +49,7 @@ pub(crate) fn profile(
                 let source = io::Error::new(io::ErrorKind::InvalidInput, text);
                 return Err(SeccompError::Load { path: name.to_owned(), source });
             }
-            of(ProfileType::Localhost, root.join(name).to_string_lossy().into_owned())
+            of(ProfileType::Localhost, profiles.root.join(name).to_string_lossy().into_owned())
         }
         _ => of(ProfileType::Unconfined, String::new()),
     }
@@ -71,6 +84,7 @@ mod tests {
     #[test]
     fn profiles() {
         let root = Path::new("/var/lib/kubelet/seccomp");
+        let usual = Profiles { root, runtime_default: false };
         for (type_, path, expected) in [
             ("Unconfined", None, Ok((ProfileType::Unconfined, ""))),
             ("RuntimeDefault", None, Ok((ProfileType::RuntimeDefault, ""))),
@@ -97,12 +111,16 @@ mod tests {
                 ),
             ),
         ] {
-            let got = profile(Some(&wanted(type_, path)), root).map_err(|e| e.to_string());
+            let got = profile(Some(&wanted(type_, path)), usual).map_err(|e| e.to_string());
             let got = got.map(|p| (p.profile_type(), p.localhost_ref));
             let expected = expected.map(|(t, p)| (t, p.to_owned())).map_err(str::to_owned);
             assert_eq!(got, expected, "{type_} {path:?}");
         }
-        assert_eq!(profile(None, root).unwrap().profile_type(), ProfileType::Unconfined);
+        assert_eq!(profile(None, usual).unwrap().profile_type(), ProfileType::Unconfined);
+        let defaulted = Profiles { runtime_default: true, ..usual };
+        assert_eq!(profile(None, defaulted).unwrap().profile_type(), ProfileType::RuntimeDefault);
+        let unconfined = profile(Some(&wanted("Unconfined", None)), defaulted).unwrap();
+        assert_eq!(unconfined.profile_type(), ProfileType::Unconfined, "a pod's own choice counts");
     }
 
     #[test]
@@ -125,7 +143,11 @@ mod tests {
             ("sub", false),
             ("large.json", false),
         ] {
-            let profile = profile(Some(&wanted("Localhost", Some(name))), &root).unwrap();
+            let profile = profile(
+                Some(&wanted("Localhost", Some(name))),
+                Profiles { root: &root, runtime_default: false },
+            )
+            .unwrap();
             assert_eq!(check(&profile, &root).is_ok(), good, "{name}");
         }
     }

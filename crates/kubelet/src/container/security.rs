@@ -10,7 +10,6 @@ use ferrite_cri::v1::{
 };
 use ferrite_cri::{MASKED_PATHS, READONLY_PATHS};
 use k8s_openapi::api::core::v1::{Pod, PodSecurityContext, SELinuxOptions, SecurityContext};
-use std::path::Path;
 
 /// The user an image runs as when the pod does not say.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -137,7 +136,7 @@ pub(crate) fn container_context(
     container: &PodContainer,
     image: &ImageUser,
     target_id: Option<String>,
-    seccomp_root: &Path,
+    profiles: seccomp::Profiles<'_>,
     users: &UserNamespace,
 ) -> Result<LinuxContainerSecurityContext, SeccompError> {
     let (of_pod, own) = contexts(pod, container);
@@ -158,7 +157,9 @@ pub(crate) fn container_context(
         namespace_options.pid = NamespaceMode::Target.into();
         namespace_options.target_id = target;
     }
-    let profile = own.seccomp_profile.as_ref().or(of_pod.seccomp_profile.as_ref()).filter(|_| !privileged);
+    let profile = own.seccomp_profile.as_ref().or(of_pod.seccomp_profile.as_ref());
+    let profiles = seccomp::Profiles { runtime_default: profiles.runtime_default && !privileged, ..profiles };
+    let profile = profile.filter(|_| !privileged);
     Ok(LinuxContainerSecurityContext {
         capabilities,
         privileged,
@@ -179,7 +180,7 @@ pub(crate) fn container_context(
         no_new_privs: own.allow_privilege_escalation == Some(false),
         masked_paths: paths(MASKED_PATHS),
         readonly_paths: paths(READONLY_PATHS),
-        seccomp: Some(seccomp::profile(profile, seccomp_root)?),
+        seccomp: Some(seccomp::profile(profile, profiles)?),
         ..LinuxContainerSecurityContext::default()
     })
 }
@@ -193,6 +194,11 @@ pub(crate) fn stop_signal(name: Option<&str>) -> i32 {
 mod tests {
     use super::*;
     use ferrite_json::{Value, json};
+    use std::path::Path;
+
+    fn profiles() -> seccomp::Profiles<'static> {
+        seccomp::Profiles { root: Path::new("/seccomp"), runtime_default: false }
+    }
 
     fn make(pod_context: Value, own: Value) -> (Pod, PodContainer) {
         let pod: Pod = ferrite_json::from_value(json!({
@@ -212,7 +218,7 @@ mod tests {
             json!({"runAsUser": 5, "allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"], "add": ["CHOWN"]}}),
         );
         let (image, node) = (ImageUser::default(), crate::userns::of_node());
-        let got = container_context(&pod, &c, &image, None, Path::new("/seccomp"), &node).unwrap();
+        let got = container_context(&pod, &c, &image, None, profiles(), &node).unwrap();
         assert_eq!(got.run_as_user, int(Some(5)));
         assert_eq!(got.run_as_group, int(Some(2)));
         assert_eq!(got.supplemental_groups, [4, 3]);
@@ -226,7 +232,7 @@ mod tests {
         let (pod, c) =
             make(json!({"seccompProfile": {"type": "RuntimeDefault"}}), json!({"privileged": true}));
         let (image, node) = (ImageUser::default(), crate::userns::of_node());
-        let got = container_context(&pod, &c, &image, None, Path::new("/seccomp"), &node).unwrap();
+        let got = container_context(&pod, &c, &image, None, profiles(), &node).unwrap();
         assert!(got.masked_paths.is_empty() && got.readonly_paths.is_empty());
         assert_eq!(got.seccomp.unwrap().profile_type(), ProfileType::Unconfined);
     }

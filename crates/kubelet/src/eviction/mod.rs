@@ -48,6 +48,8 @@ pub(crate) struct EvictionManager {
     pub settings: EvictionSettings,
     /// Memory that all pods together may use.
     pub pods_memory: i64,
+    /// Pods that have more on disk than they may are ended.
+    pub disk_limits: bool,
     pub pressures: watch::Sender<Pressures>,
     /// Told when the conditions change.
     pub changed: Arc<Notify>,
@@ -92,7 +94,7 @@ impl EvictionManager {
         if self.is_ending() {
             return;
         }
-        if count_files && self.enforce_disk_limits().await {
+        if self.disk_limits && count_files && self.enforce_disk_limits().await {
             return;
         }
         let Some(threshold) = due.first() else { return };

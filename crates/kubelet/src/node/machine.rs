@@ -71,7 +71,7 @@ fn pretty_name(os_release: &str) -> Option<String> {
     Some(value.trim_matches('"').to_string())
 }
 
-fn hugepages(dir: &Path) -> Vec<(String, i64)> {
+pub(crate) fn hugepages(dir: &Path) -> Vec<(String, i64)> {
     let Ok(entries) = fs::read_dir(dir) else { return Vec::new() };
     let mut pools: Vec<(String, i64)> = entries
         .flatten()

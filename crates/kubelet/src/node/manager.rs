@@ -16,7 +16,7 @@ use ferrite_client::{
 use ferrite_cri::v1::{ListImagesRequest, StatusRequest, VersionRequest};
 use ferrite_cri::{ImageService, RuntimeService};
 use ferrite_json::json;
-use k8s_openapi::api::core::v1::{Node, NodeSpec, NodeStatus, ObjectReference};
+use k8s_openapi::api::core::v1::{Node, NodeSpec, NodeStatus, ObjectReference, Taint};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Client;
 use kube::api::{Patch, PatchParams, PostParams};
@@ -25,10 +25,11 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Notify, watch};
 
-/// Interval between status checks of the runtime (CRI has no event for that): as upstream's
-/// nodeStatusUpdateFrequency. While the runtime is not ready the checks are faster.
-const RUNTIME_CHECK: Duration = Duration::from_secs(10);
+/// Interval between status checks of a runtime that is not ready: CRI has no event for that.
 const UNREADY_CHECK: Duration = Duration::from_millis(200);
+
+/// Tells a cloud provider which addresses an administrator chose.
+const PROVIDED_NODE_IP: &str = "alpha.kubernetes.io/provided-node-ip";
 
 /// Tells if pods can run here.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -128,7 +129,8 @@ impl NodeManager {
     pub(crate) async fn watch_runtime(self) {
         loop {
             let ready = self.readiness.borrow().problem().is_none();
-            tokio::time::sleep(if ready { RUNTIME_CHECK } else { UNREADY_CHECK }).await;
+            let period = self.config.node_status_update_frequency;
+            tokio::time::sleep(if ready { period } else { UNREADY_CHECK }).await;
             self.look().await;
         }
     }
@@ -136,10 +138,37 @@ impl NodeManager {
     fn annotations(&self) -> BTreeMap<String, String> {
         let managed = "volumes.kubernetes.io/controller-managed-attach-detach";
         let local = local_path::published(self.config.local_volumes.as_deref());
-        std::iter::once((managed.to_owned(), "true".to_owned())).chain(local).collect()
+        let provided = self.config.cloud_provider.as_ref().map(|p| &p.provided).filter(|ips| !ips.is_empty());
+        let provided = provided.map(|ips| {
+            let ips: Vec<String> = ips.iter().map(ToString::to_string).collect();
+            (PROVIDED_NODE_IP.to_owned(), ips.join(","))
+        });
+        std::iter::once((managed.to_owned(), "true".to_owned())).chain(local).chain(provided).collect()
+    }
+
+    fn spec(&self) -> NodeSpec {
+        // Until the cloud provider has been there, no pod is scheduled.
+        let uninitialized = Taint {
+            key: "node.cloudprovider.kubernetes.io/uninitialized".into(),
+            value: Some("true".into()),
+            effect: "NoSchedule".into(),
+            time_added: None,
+        };
+        let uninitialized = self.config.cloud_provider.as_ref().map(|_| uninitialized);
+        let taints: Vec<Taint> =
+            self.config.register_with_taints.iter().cloned().chain(uninitialized).collect();
+        let provider = &self.config.provider_id;
+        NodeSpec {
+            taints: (!taints.is_empty()).then_some(taints),
+            provider_id: (!provider.is_empty()).then(|| provider.clone()),
+            ..NodeSpec::default()
+        }
     }
 
     async fn register(&self) {
+        if !self.config.register_node {
+            return;
+        }
         let nodes = Api::<Node>::all(self.client.clone());
         let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(7), 0.1);
         loop {
@@ -152,7 +181,7 @@ impl NodeManager {
                     annotations: Some(self.annotations()),
                     ..ObjectMeta::default()
                 },
-                spec: Some(NodeSpec::default()),
+                spec: Some(self.spec()),
                 status: Some(status),
             };
             let result = match nodes.create(&PostParams::default(), &node).await {
@@ -207,6 +236,9 @@ impl NodeManager {
             let mut written = true;
             if asked || changed || now >= due {
                 match informer.get(&key) {
+                    None if !self.config.register_node => {
+                        due = now + self.config.node_status_update_frequency
+                    }
                     None => self.register().await,
                     Some(node) => {
                         let force = now >= due;
@@ -230,7 +262,8 @@ impl NodeManager {
                 continue;
             }
             backoff.reset();
-            let pause = if ready { RUNTIME_CHECK.min(due - now) } else { UNREADY_CHECK };
+            let period = self.config.node_status_update_frequency;
+            let pause = if ready { period.min(due.saturating_duration_since(now)) } else { UNREADY_CHECK };
             asked = tokio::select! {
                 () = tokio::time::sleep(pause) => false,
                 () = self.refresh.notified() => true,

@@ -8,6 +8,6 @@ mod status;
 
 #[cfg(test)]
 pub(crate) use features::RuntimeFeatures;
-pub(crate) use machine::{Machine, meminfo_bytes};
+pub(crate) use machine::{Machine, hugepages, meminfo_bytes};
 pub(crate) use manager::{NodeManager, Readiness, labels, reference};
 pub(crate) use status::Allocatable;

@@ -14,9 +14,11 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use std::collections::BTreeMap;
 
-/// Images named in the status, the largest first.
-const MAX_IMAGES: usize = 50;
 const MAX_NAMES_PER_IMAGE: usize = 5;
+
+/// Features that pods may depend on, in order: the scheduler keeps such pods from older nodes.
+const DECLARED_FEATURES: &[&str] =
+    &["InPlacePodVerticalScalingInitContainers", "RestartAllContainersOnContainerExits"];
 
 /// The part of this machine that pods may use.
 #[derive(Debug, Clone, Copy)]
@@ -34,7 +36,11 @@ impl Allocatable {
             cpu_milli: (machine.cpus * 1000 - config.reserved_cpu_milli).max(0),
             memory: memory.max(0),
             // A tenth stays free: the default threshold below which pods are evicted.
-            ephemeral_storage: machine.ephemeral_storage / 10 * 9,
+            ephemeral_storage: match config.local_storage_isolation {
+                true => (machine.ephemeral_storage / 10 * 9 - config.reserved_ephemeral_storage).max(0),
+                // Nothing is counted, and nothing refused.
+                false => i64::MAX,
+            },
         }
     }
 
@@ -84,6 +90,10 @@ pub(crate) fn node_status(
         ("ephemeral-storage".to_string(), quantity(allocatable.ephemeral_storage.to_string())),
         ("pods".to_string(), quantity(config.max_pods.to_string())),
     ]);
+    if !config.local_storage_isolation {
+        capacity.remove("ephemeral-storage");
+        usable.remove("ephemeral-storage");
+    }
     for (size, bytes) in &machine.hugepages {
         let amount = if bytes % (1 << 20) == 0 && *bytes > 0 {
             format!("{}Mi", bytes >> 20)
@@ -108,7 +118,7 @@ pub(crate) fn node_status(
     NodeStatus {
         features,
         runtime_handlers,
-        addresses: Some(addresses(config)),
+        addresses: Some(addresses(config, before)),
         capacity: Some(capacity),
         allocatable: Some(usable),
         conditions: Some(conditions(observed, before, now)),
@@ -129,7 +139,8 @@ pub(crate) fn node_status(
             swap: (machine.swap > 0)
                 .then_some(k8s_openapi::api::core::v1::NodeSwapStatus { capacity: Some(machine.swap) }),
         }),
-        images: Some(images(&observed.images)),
+        declared_features: Some(DECLARED_FEATURES.iter().map(|name| (*name).to_owned()).collect()),
+        images: Some(images(&observed.images, config.node_status_max_images)),
         ..before.clone()
     }
 }
@@ -138,7 +149,8 @@ fn cpu(milli: i64) -> String {
     if milli % 1000 == 0 { (milli / 1000).to_string() } else { format!("{milli}m") }
 }
 
-fn images(found: &[(Vec<String>, i64)]) -> Vec<ContainerImage> {
+/// The largest first.
+fn images(found: &[(Vec<String>, i64)], most: Option<usize>) -> Vec<ContainerImage> {
     let mut images: Vec<ContainerImage> = found
         .iter()
         .map(|(names, size)| ContainerImage {
@@ -147,7 +159,7 @@ fn images(found: &[(Vec<String>, i64)]) -> Vec<ContainerImage> {
         })
         .collect();
     images.sort_by_key(|i| std::cmp::Reverse((i.size_bytes, i.names.clone())));
-    images.truncate(MAX_IMAGES);
+    images.truncate(most.unwrap_or(usize::MAX));
     images
 }
 
@@ -201,9 +213,15 @@ fn conditions(observed: &Observed, before: &NodeStatus, now: Timestamp) -> Vec<N
     conditions
 }
 
-/// The node's addresses, the primary family's first, and its name.
-fn addresses(config: &Config) -> Vec<NodeAddress> {
-    let internal = config.node_ips.iter();
+/// The node's addresses, the primary family's first, and its name. As upstream, those of a cloud provider stay.
+fn addresses(config: &Config, before: &NodeStatus) -> Vec<NodeAddress> {
+    if let (Some(_), Some(given)) =
+        (&config.cloud_provider, before.addresses.as_ref().filter(|a| !a.is_empty()))
+    {
+        return given.clone();
+    }
+    let is_known = config.cloud_provider.as_ref().is_none_or(|provider| !provider.without_address);
+    let internal = config.node_ips.iter().filter(|_| is_known);
     let internal = internal.map(|ip| NodeAddress { type_: "InternalIP".into(), address: ip.to_string() });
     let name = NodeAddress { type_: "Hostname".into(), address: config.node_name.clone() };
     internal.chain([name]).collect()
@@ -224,6 +242,7 @@ pub(crate) fn same_but_heartbeat(a: &NodeStatus, b: &NodeStatus) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::ExternalCloudProvider;
 
     fn at(seconds: i64) -> Timestamp {
         Timestamp::from_second(1_000_000 + seconds).unwrap()
@@ -265,6 +284,49 @@ mod tests {
             ("False", Some("KubeletNotReady"))
         );
         assert_eq!(ready(&down).last_transition_time, Some(Time(at(90))));
+    }
+
+    #[test]
+    fn addresses_of_a_cloud_provider_stay() {
+        let config =
+            |provider| Config { cloud_provider: provider, ..Config::new("n", "192.0.2.1".parse().unwrap()) };
+        let provider =
+            |without_address| Some(ExternalCloudProvider { provided: Vec::new(), without_address });
+        let external = NodeAddress { type_: "ExternalIP".into(), address: "198.51.100.1".into() };
+        let theirs = NodeStatus { addresses: Some(vec![external]), ..NodeStatus::default() };
+        for (config, before, expected) in [
+            (config(None), &theirs, "192.0.2.1 n"),
+            (config(provider(false)), &NodeStatus::default(), "192.0.2.1 n"),
+            (config(provider(true)), &NodeStatus::default(), "n"),
+            (config(provider(true)), &theirs, "198.51.100.1"),
+        ] {
+            let shown: Vec<String> = addresses(&config, before).into_iter().map(|a| a.address).collect();
+            assert_eq!(shown.join(" "), expected);
+        }
+    }
+
+    #[test]
+    fn local_storage_that_is_not_counted_is_not_offered() {
+        let mut config = Config::new("n", "192.0.2.1".parse().unwrap());
+        config.reserved_ephemeral_storage = 1 << 30;
+        let status = |config: &Config| {
+            node_status(config, &machine(), &Observed::default(), &NodeStatus::default(), 1, at(0))
+        };
+        let offered = status(&config).allocatable.unwrap()["ephemeral-storage"].0.clone();
+        assert_eq!(offered, (100i64 * (1 << 30) / 10 * 9 - (1 << 30)).to_string());
+        config.local_storage_isolation = false;
+        assert!(!status(&config).allocatable.unwrap().contains_key("ephemeral-storage"));
+        assert!(!status(&config).capacity.unwrap().contains_key("ephemeral-storage"));
+    }
+
+    #[test]
+    fn the_largest_images_are_named() {
+        let found: Vec<(Vec<String>, i64)> = (0..60).map(|n| (vec![format!("i{n}")], n)).collect();
+        for (most, count) in [(Some(50), 50), (Some(0), 0), (None, 60)] {
+            let shown = images(&found, most);
+            assert_eq!(shown.len(), count);
+            assert!(shown.first().is_none_or(|image| image.size_bytes == Some(59)));
+        }
     }
 
     #[test]

@@ -8,7 +8,7 @@ use super::predicates;
 use super::preemption::{Resident, victims};
 use super::status::Verdict;
 use crate::container::resources::{PodResources, pod_resources, requests};
-use crate::container::sysctl::KernelVersion;
+use crate::container::sysctl::{KernelVersion, UnsafeSysctls};
 use crate::container::{apparmor, sysctl};
 use crate::eviction::{Pressure, Pressures};
 use crate::quantity;
@@ -26,10 +26,12 @@ pub(crate) struct Offer {
 }
 
 /// The features of the node's kernel for pods.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct Abilities {
     pub apparmor: bool,
     pub kernel: KernelVersion,
+    /// Settings of the kernel that an administrator lets pods have.
+    pub unsafe_sysctls: UnsafeSysctls,
 }
 
 /// The node as pods see it when they arrive.
@@ -132,7 +134,8 @@ fn check(
 ) -> Result<Vec<Insufficient>, Verdict> {
     let local = pod.local;
     let (pod, critical) = (pod.pod, pod.is_critical());
-    sysctl::check(pod, node.abilities.kernel).map_err(|e| refusal("SysctlForbidden", e.to_string()))?;
+    sysctl::check(pod, node.abilities.kernel, &node.abilities.unsafe_sysctls)
+        .map_err(|e| refusal("SysctlForbidden", e.to_string()))?;
     admit_features(pod, node)?;
     let others: Vec<&Pod> = others.iter().map(|other| other.pod).collect();
     let insufficient = missing_resources(pod, &others, offer, node);
@@ -176,14 +179,6 @@ fn admit_features(pod: &Pod, node: &NodeState) -> Result<(), Verdict> {
         return Err(refusal(
             "SupplementalGroupsPolicyNotSupported",
             "SupplementalGroupsPolicy=Strict is not supported in this node",
-        ));
-    }
-    let containers = model::containers(pod);
-    let mut rules = containers.iter().flat_map(|c| c.spec.restart_policy_rules.iter().flatten());
-    if rules.any(|rule| rule.action == "RestartAllContainers") {
-        return Err(refusal(
-            "PodFeatureUnsupported",
-            "Pod requires node features that are not available: RestartAllContainersOnContainerExits",
         ));
     }
     Ok(())
@@ -264,7 +259,11 @@ mod tests {
             taints: Vec::new(),
             labels: BTreeMap::from([("disk".to_string(), "ssd".to_string())]),
             allocatable: allocatable.iter().map(|(k, v)| (k.to_string(), Quantity(v.to_string()))).collect(),
-            abilities: Abilities { apparmor: able, kernel: if able { (6, 1) } else { (4, 4) } },
+            abilities: Abilities {
+                apparmor: able,
+                kernel: if able { (6, 1) } else { (4, 4) },
+                unsafe_sysctls: UnsafeSysctls::default(),
+            },
             supplemental_groups_policy: able,
         }
     }
@@ -344,8 +343,8 @@ mod tests {
                 "restart of all",
                 pod(json!({"containers": [{"name": "c", "restartPolicyRules": [
                 {"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [1]}}]}]})),
-                Some("PodFeatureUnsupported"),
-                Some("PodFeatureUnsupported"),
+                None,
+                None,
             ),
             ("merged groups", with_security(json!({"supplementalGroupsPolicy": "Merge"})), None, None),
             ("huge pages", asking("hugepages-2Mi", "4Mi"), None, Some("OutOfhugepages-2Mi")),

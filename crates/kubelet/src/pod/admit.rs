@@ -3,7 +3,6 @@
 use super::admission::{self, Admission, NodeState, Offer};
 use super::model;
 use super::preemption::Resident;
-use super::resize;
 use super::status::Verdict;
 use super::worker::Worker;
 use crate::shutdown;
@@ -62,7 +61,7 @@ impl Worker {
         let allocated: Vec<(Cow<'_, Pod>, bool)> = (local.iter().map(|p| (p, true)))
             .chain(remote.iter().map(|p| (p, false)))
             .filter(|(p, _)| here(p))
-            .map(|(pod, local)| (resize::allocated_by_status(pod), local))
+            .map(|(pod, local)| (context.resizes.allocated(pod), local))
             .collect();
         let residents: Vec<Resident<'_>> =
             allocated.iter().map(|(pod, local)| Resident { pod, local: *local }).collect();
@@ -123,7 +122,7 @@ impl Worker {
             labels: node
                 .map_or(context.own_labels.clone(), |n| n.metadata.labels.clone().unwrap_or_default()),
             allocatable,
-            abilities: context.abilities,
+            abilities: context.abilities.clone(),
             supplemental_groups_policy: features.supplemental_groups_policy,
         };
         (offer, node_state)

@@ -6,6 +6,7 @@ use crate::clock::Clock;
 use crate::container::dns::ClusterDns;
 use crate::container::env::ApiAddress;
 use crate::container::fields::NodeLimits;
+use crate::container::resources::NodeRules;
 use crate::devices::Devices;
 use crate::eviction::Pressures;
 use crate::images::Images;
@@ -14,6 +15,7 @@ use crate::objects::Objects;
 use crate::pod::admission::Abilities;
 use crate::pod::backoff::BackOff;
 use crate::pod::manager::Workers;
+use crate::pod::pending_resizes::PendingResizes;
 use crate::pod::table::PodTable;
 use crate::probe::ProbeContext;
 use crate::topology::ResourceManager;
@@ -25,6 +27,7 @@ use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::watch;
 
 pub(crate) struct Context {
@@ -40,6 +43,12 @@ pub(crate) struct Context {
     pub api_address: Option<ApiAddress>,
     pub limits: NodeLimits,
     pub max_pods: i64,
+    /// The node's rules for the resources of containers.
+    pub rules: NodeRules,
+    /// Interval at which a pod is synced whose obstacle nobody reports the end of.
+    pub sync_frequency: Duration,
+    /// Containers without a seccomp profile have the runtime's.
+    pub seccomp_default: bool,
     /// The kernel ends a container as a whole when it has no memory left.
     pub oom_group: bool,
     /// The back-off that each pod begins with.
@@ -61,6 +70,8 @@ pub(crate) struct Context {
     pub services: Informer<Service>,
     pub pods: PodTable,
     pub workers: Arc<Workers>,
+    /// Resizes that wait for room.
+    pub resizes: PendingResizes,
     pub node: Informer<Node>,
     pub readiness: watch::Receiver<Readiness>,
     /// The machine shuts down: no pod is taken any more.
@@ -74,6 +85,13 @@ pub(crate) struct Context {
 }
 
 impl Context {
+    /// There may be room for resizes that wait: their pods look, the first in turn first.
+    pub(crate) fn retry_resizes(&self) {
+        for uid in self.resizes.in_order() {
+            self.workers.wake(&uid);
+        }
+    }
+
     pub(crate) fn event(&self, pod: &Pod, kind: EventType, reason: &str, message: impl Into<String>) {
         self.recorder.event(&super::model::reference(pod, None), kind, reason, message.into());
     }

@@ -5,10 +5,12 @@ use super::backoff::BackOff;
 use super::labels;
 use super::model::{self, ContainerKind, PodContainer, RestartPolicy};
 use super::resize;
+use super::restart_all::{self, Reset};
 use super::runtime_pod::{Instance, RunState, RuntimePod};
 use crate::probe::ProbeResults;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// Everything a decision depends on.
@@ -18,6 +20,8 @@ pub(crate) struct Inputs<'a> {
     pub probes: &'a ProbeResults,
     pub backoff: &'a BackOff,
     pub now: Timestamp,
+    /// The restart counts of containers whose earlier instances were removed.
+    pub attempts: &'a BTreeMap<String, u32>,
 }
 
 /// Start a container; `attempt` becomes its restart count.
@@ -68,6 +72,8 @@ pub(crate) struct Waiting {
 pub(crate) struct Actions {
     /// Stop every container and sandbox before anything else.
     pub kill_pod: bool,
+    /// Remove every container; the pod begins anew in its sandbox.
+    pub reset: Vec<Reset>,
     /// Make a sandbox; the number is its attempt.
     pub create_sandbox: Option<u32>,
     pub kill: Vec<Kill>,
@@ -92,6 +98,9 @@ impl Actions {
 /// The next actions. Applied, they change the runtime's state; the runtime's event triggers the next sync.
 pub(crate) fn decide(inputs: &Inputs<'_>) -> Actions {
     let containers = model::containers(inputs.pod);
+    if restart_all::is_due(&containers, inputs.runtime) {
+        return Actions { reset: restart_all::resets(&containers, inputs.runtime), ..Actions::default() };
+    }
     match sandbox_verdict(inputs.pod, inputs.runtime) {
         SandboxVerdict::Keep(id) => in_sandbox(inputs, &containers, &id),
         SandboxVerdict::Create { attempt } => with_new_sandbox(inputs, &containers, attempt),
@@ -150,7 +159,7 @@ fn in_sandbox(inputs: &Inputs<'_>, containers: &[PodContainer], sandbox: &str) -
     let mut actions = Actions::default();
     for c in containers.iter().filter(|c| c.kind == ContainerKind::Ephemeral) {
         match runtime.latest(c.name()) {
-            None => actions.start.push(Start { name: c.name().into(), attempt: 0, replaces: None }),
+            None => actions.start_or_wait(inputs, c, None),
             Some(i) if i.state == RunState::Created => actions.start_or_wait(inputs, c, Some(i)),
             Some(_) => {}
         }
@@ -211,6 +220,9 @@ fn init_progress(
         let current = runtime.latest_in(sandbox, c.name());
         match current {
             Some(i) if i.is_running() => {
+                if !c.is_sidecar() && resize::change(&c.spec, i) == resize::Change::InPlace {
+                    actions.resize.push(Resize { id: i.id.clone(), name: i.name.clone() });
+                }
                 let unwell = c.is_sidecar() && actions.keep_or_kill(inputs, c, i);
                 if initialized || (c.is_sidecar() && !unwell && inputs.probes.started(&c.spec, &i.id)) {
                     continue;
@@ -280,7 +292,8 @@ impl Actions {
     fn start_or_wait(&mut self, inputs: &Inputs<'_>, container: &PodContainer, latest: Option<&Instance>) {
         let name = container.name().to_string();
         let Some(latest) = latest else {
-            self.start.push(Start { name, attempt: 0, replaces: None });
+            let attempt = inputs.attempts.get(&name).copied().unwrap_or(0);
+            self.start.push(Start { name, attempt, replaces: None });
             return;
         };
         if latest.state == RunState::Created {

@@ -49,6 +49,7 @@ fn run(pod: &Pod, sandboxes: Vec<Sandbox>, instances: Vec<Instance>) -> Actions 
         probes: &ProbeResults::default(),
         backoff: &BackOff::default(),
         now: at(10),
+        attempts: &BTreeMap::new(),
     })
 }
 
@@ -244,7 +245,15 @@ fn probes_and_image_changes_kill_and_back_off_delays() {
     let mut probes = ProbeResults::default();
     probes.fail_liveness("c-0");
     let backoff = BackOff::default();
-    let inputs = Inputs { pod: &p, runtime: &runtime, probes: &probes, backoff: &backoff, now: at(20) };
+    let attempts = BTreeMap::new();
+    let inputs = Inputs {
+        pod: &p,
+        runtime: &runtime,
+        probes: &probes,
+        backoff: &backoff,
+        now: at(20),
+        attempts: &attempts,
+    };
     let killed = decide(&inputs);
     assert_eq!(killed.kill[0].message, "Container c failed liveness probe, will be restarted");
 
@@ -255,7 +264,14 @@ fn probes_and_image_changes_kill_and_back_off_delays() {
     let runtime = RuntimePod::new(vec![sandbox(0, true)], vec![instance("c", 1, RunState::Exited, 1)]);
     let mut backoff = BackOff::default();
     backoff.next("c", at(5), at(5));
-    let inputs = Inputs { pod: &p, runtime: &runtime, probes: &probes, backoff: &backoff, now: at(12) };
+    let inputs = Inputs {
+        pod: &p,
+        runtime: &runtime,
+        probes: &probes,
+        backoff: &backoff,
+        now: at(12),
+        attempts: &attempts,
+    };
     let waiting = decide(&inputs);
     assert_eq!(shown(&waiting), "wait:c");
     assert_eq!(waiting.wake_at(), Some(at(20)));

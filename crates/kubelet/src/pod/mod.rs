@@ -13,12 +13,14 @@ pub(crate) mod labels;
 pub(crate) mod manager;
 pub(crate) mod model;
 pub(crate) mod observe;
+pub(crate) mod pending_resizes;
 mod predicates;
 pub(crate) mod preemption;
 #[cfg(test)]
 mod refusal_tests;
 mod resize;
 mod resizing;
+mod restart_all;
 pub(crate) mod runtime_pod;
 mod start;
 #[cfg(test)]

@@ -151,18 +151,23 @@ impl RestartPolicy {
     }
 }
 
+/// The action of the first restart rule of a container that is about this exit code.
+pub(crate) fn matching_rule(container: &PodContainer, exit_code: i32) -> Option<&str> {
+    container.spec.restart_policy_rules.iter().flatten().find_map(|rule| {
+        let codes = rule.exit_codes.as_ref()?;
+        let listed = codes.values.iter().flatten().any(|v| *v == exit_code);
+        (listed == (codes.operator == "In")).then_some(rule.action.as_str())
+    })
+}
+
 /// Returns true if a container that ended with `exit_code` runs again: its own rules come first, then its
 /// own policy, then the pod's.
 pub(crate) fn restarts_after(pod: &Pod, container: &PodContainer, exit_code: i32) -> bool {
     if container.kind == ContainerKind::Ephemeral {
         return false;
     }
-    for rule in container.spec.restart_policy_rules.iter().flatten() {
-        let Some(codes) = &rule.exit_codes else { continue };
-        let listed = codes.values.iter().flatten().any(|v| *v == exit_code);
-        if rule.action == "Restart" && listed == (codes.operator == "In") {
-            return true;
-        }
+    if matching_rule(container, exit_code).is_some() {
+        return true;
     }
     let policy = match container.spec.restart_policy.as_deref() {
         Some(own) => RestartPolicy::parse(Some(own)),

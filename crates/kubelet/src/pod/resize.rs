@@ -189,6 +189,13 @@ pub(crate) fn is_pending(pod: &Pod, allocated: &Pod) -> bool {
     containers(pod).any(|c| !same(c.resources.as_ref(), given.get(c.name.as_str()).copied().flatten()))
 }
 
+/// True if a container asks for another amount of a resource than is allocated to it.
+pub(crate) fn requests_differ(pod: &Pod, allocated: &Pod, name: &str) -> bool {
+    let request = |c: &Container| amounts(c.resources.as_ref(), name)[0];
+    let given: BTreeMap<&str, _> = containers(allocated).map(|c| (c.name.as_str(), request(c))).collect();
+    containers(pod).any(|c| given.get(c.name.as_str()).is_some_and(|given| *given != request(c)))
+}
+
 /// The pod with its allocated resources from its status: for counting what is left of the node.
 pub(crate) fn allocated_by_status(pod: &Pod) -> Cow<'_, Pod> {
     let Some(status) = &pod.status else { return Cow::Borrowed(pod) };

@@ -16,8 +16,10 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Until a resize that found no room, or that the runtime refused, is tried again.
+/// Until a resize that the runtime refused is tried again.
 const AFTER_FAILED_RESIZE: Duration = Duration::from_secs(3);
+/// Until a resize that found no room is tried again, even if no pod ended.
+const AFTER_DEFERRED_RESIZE: Duration = Duration::from_secs(180);
 
 /// Why a running container does not get other resources.
 #[derive(Debug, thiserror::Error)]
@@ -37,50 +39,75 @@ impl Worker {
         pod: &Arc<Pod>,
         runtime: &RuntimePod,
     ) -> Result<Arc<Pod>, SyncError> {
+        let context = self.context.clone();
         let allocated = match self.allocation.of(pod, runtime) {
             Cow::Borrowed(_) => pod.clone(),
             Cow::Owned(allocated) => Arc::new(allocated),
         };
         if !resize::is_pending(pod, &allocated) {
+            context.resizes.remove(&self.id.uid);
             self.resize.deferred = None;
             self.resize.infeasible = None;
             self.resize.is_applying |= resize::is_in_progress(&allocated, runtime);
             return Ok(allocated);
         }
-        let context = self.context.clone();
-        let (offer, node) = self.offer();
-        let (local, remote) = (context.pods.local().list(), context.pods.remote());
-        let others: Vec<_> = (local.iter().chain(&remote))
-            .filter(|p| {
-                let is_admitted = p.status.as_ref().is_some_and(|s| s.start_time.is_some());
-                p.metadata.uid != pod.metadata.uid && !model::is_finished(p) && is_admitted
-            })
-            .map(|p| resize::allocated_by_status(p))
-            .collect();
-        let others: Vec<&Pod> = others.iter().map(|p| &**p).collect();
-        if context.resources.is_static() && model::qos_class(pod) == model::QosClass::Guaranteed {
-            let why = "Resize is infeasible for Guaranteed Pods alongside CPU Manager static policy";
-            if self.resize.infeasible.as_deref() != Some(why) {
-                let text = resize::summary("Pod resize Infeasible", pod, Some(why));
+        if let Some(why) = self.infeasible(pod, &allocated) {
+            context.resizes.remove(&self.id.uid);
+            if self.resize.infeasible.as_deref() != Some(&why) {
+                let text = resize::summary("Pod resize Infeasible", pod, Some(&why));
                 context.event(pod, EventType::Warning, "ResizeInfeasible", text);
             }
-            self.resize.infeasible = Some(why.into());
+            self.resize.infeasible = Some(why);
             return Ok(allocated);
         }
-        if let Err(verdict) = admission::admit_resources(pod, &others, &offer, &node) {
-            if self.resize.deferred.as_ref() != Some(&verdict.message) {
-                let text = resize::summary("Pod resize Deferred", pod, Some(&verdict.message));
+        let turn = context.resizes.turn();
+        let (offer, node) = self.offer();
+        let (local, remote) = (context.pods.local().list(), context.pods.remote());
+        let residents: Vec<_> = (local.iter().chain(&remote))
+            .filter(|p| {
+                let is_admitted = p.status.as_ref().is_some_and(|s| s.start_time.is_some());
+                !model::is_finished(p) && is_admitted
+            })
+            .map(|p| context.resizes.allocated(p))
+            .collect();
+        let admits = |pod: &Pod| {
+            let others = residents.iter().map(|p| &**p).filter(|p| p.metadata.uid != pod.metadata.uid);
+            admission::admit_resources(pod, &others.collect::<Vec<&Pod>>(), &offer, &node)
+        };
+        let now = context.clock.now();
+        context.resizes.add(&self.id.uid, pod, &allocated, now);
+        let refusal = admits(pod).err().map(|verdict| verdict.message);
+        let first = match refusal {
+            None => context.resizes.before(&self.id.uid, now, |other| admits(other).is_ok()),
+            Some(_) => None,
+        };
+        if let Some(first) = &first {
+            context.workers.wake(first);
+        }
+        let waits = first.map(|_| "Another pod's resize comes first".to_owned());
+        if let Some(message) = refusal.or(waits) {
+            if self.resize.deferred.as_ref() != Some(&message) {
+                let text = resize::summary("Pod resize Deferred", pod, Some(&message));
                 context.event(pod, EventType::Warning, "ResizeDeferred", text);
             }
-            self.resize.deferred = Some(verdict.message);
+            self.resize.deferred = Some(message);
             return Ok(allocated);
         }
+        // Noted before others look: the file and the API have it later.
+        let noted = context.resizes.allocate(&self.id.uid, Some(pod.clone()));
+        drop(turn);
         let mut allocation = self.allocation.clone();
         allocation.accept(pod);
         let dir = context.volumes.pod_dir(&self.id.uid);
-        allocation.save(&dir).await.map_err(SyncError::Allocation)?;
+        if let Err(error) = allocation.save(&dir).await {
+            context.resizes.allocate(&self.id.uid, noted);
+            return Err(SyncError::Allocation(error));
+        }
         self.allocation = allocation;
         self.resize = Progress { is_applying: true, ..Progress::default() };
+        context.resizes.remove(&self.id.uid);
+        // Those after it may have their turn, or the room that it no longer asks for.
+        context.retry_resizes();
         context.event(
             pod,
             EventType::Normal,
@@ -88,6 +115,29 @@ impl Worker {
             resize::summary("Pod resize started", pod, None),
         );
         Ok(pod.clone())
+    }
+
+    /// Why the node will never do this resize, by upstream's rules.
+    fn infeasible(&self, pod: &Pod, allocated: &Pod) -> Option<String> {
+        let context = &self.context;
+        if model::qos_class(pod) == model::QosClass::Guaranteed {
+            let managers = [
+                ("cpu", "CPU Manager policy \"static\"", context.resources.is_static()),
+                ("memory", "Memory Manager policy \"Static\"", context.resources.has_static_memory()),
+            ];
+            let manager = managers
+                .into_iter()
+                .find(|(name, _, manages)| *manages && resize::requests_differ(pod, allocated, name));
+            if let Some((_, manager, _)) = manager {
+                return Some(format!("Resize is infeasible for Guaranteed Pods alongside {manager}"));
+            }
+        }
+        let swaps = |pod: &Pod| {
+            let swap = context.rules.swap;
+            model::containers(pod).iter().any(|c| swap.is_some_and(|swap| swap.of(pod, &c.spec) > 0))
+        };
+        let swapping = resize::requests_differ(pod, allocated, "memory") && (swaps(pod) || swaps(allocated));
+        swapping.then(|| "In-place resize of containers with swap is not supported.".to_owned())
     }
 
     /// Gives running containers their allocated resources, as far as that works.
@@ -135,7 +185,7 @@ impl Worker {
                 return Err(ResizeError::InUse { name: instance.name.clone(), limit, usage });
             }
         }
-        let linux = container_resources(pod, &container.spec, self.context.limits.memory);
+        let linux = container_resources(pod, &container.spec, &self.context.rules);
         let request = UpdateContainerResourcesRequest {
             container_id: instance.id.clone(),
             linux: Some(linux),
@@ -164,7 +214,9 @@ impl Worker {
 
     /// When a resize that could not go on is tried again.
     pub(super) fn resize_again_at(&self) -> Option<Timestamp> {
-        let is_waiting = self.resize.deferred.is_some() || self.resize.error.is_some();
-        is_waiting.then(|| clock::add(self.context.clock.now(), AFTER_FAILED_RESIZE))
+        let deferred = self.resize.deferred.as_ref().map(|_| AFTER_DEFERRED_RESIZE);
+        let failed = self.resize.error.as_ref().map(|_| AFTER_FAILED_RESIZE);
+        let wait = deferred.into_iter().chain(failed).min()?;
+        Some(clock::add(self.context.clock.now(), wait))
     }
 }

@@ -90,6 +90,7 @@ impl Context {
             node_hostname: &self.node_hostname,
             log_root: &self.log_dir,
             cgroup_parent: &cgroup_parent,
+            quota: self.rules.quota,
             users,
         };
         Ok(sandbox::sandbox_config(pod, attempt, &inputs)?)
@@ -215,9 +216,10 @@ impl Context {
             image_ref: image.reference,
             image_user: &image.user,
             target_id,
-            node_memory: self.limits.memory,
+            rules: &self.rules,
             oom_group: self.oom_group,
             seccomp_root: &self.seccomp_root,
+            seccomp_default: self.seccomp_default,
             users: inputs.users,
         })
         .map_err(|e| config_error(e.to_string()))?;

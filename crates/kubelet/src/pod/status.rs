@@ -2,6 +2,7 @@
 
 use super::model::{self, ContainerKind, PodContainer, RestartPolicy};
 use super::resize;
+use super::restart_all;
 use super::runtime_pod::{Instance, RunState, RuntimePod};
 use crate::clock;
 use crate::probe::ProbeResults;
@@ -11,7 +12,7 @@ use k8s_openapi::api::core::v1::{
     HostIP, Pod, PodCondition, PodIP, PodStatus, ResourceStatus,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 /// Why a container does not run: the waiting state's reason and message.
@@ -53,6 +54,8 @@ pub(crate) struct StatusInputs<'a> {
     /// The health of a container's devices.
     pub devices: &'a dyn Fn(&str) -> Vec<ResourceStatus>,
     pub runtime: &'a RuntimePod,
+    /// Instances that were removed so that the pod begins anew, by container.
+    pub removed: &'a BTreeMap<String, Instance>,
     pub probes: &'a ProbeResults,
     pub waiting: &'a HashMap<String, WaitingReason>,
     /// Set when the kubelet refused or ended the pod: the phase is Failed whatever its containers did.
@@ -96,6 +99,8 @@ pub(crate) fn pod_status(inputs: &StatusInputs<'_>) -> PodStatus {
         // Final phases stay; a verdict of the kubelet is final too.
         done @ ("Failed" | "Succeeded") => done.to_string(),
         _ if inputs.verdict.is_some() => "Failed".into(),
+        // As upstream: a pod that begins anew does not wait to begin.
+        "Running" if computed == "Pending" && restart_all::is_possible(pod) => "Running".into(),
         _ => computed.to_string(),
     };
     let (reason, message) = match inputs.verdict {
@@ -169,7 +174,11 @@ fn container_status(
         {
             return ended(known.clone());
         }
-        return unstarted(inputs, container, initialized);
+        let removed = known.filter(|_| restart_all::is_possible(inputs.pod));
+        return match removed.and_then(|known| begins_anew(inputs, known)) {
+            Some(status) => status,
+            None => unstarted(inputs, container, initialized),
+        };
     };
     let id = |i: &Instance| format!("{}://{}", inputs.runtime_name, i.id);
     let running = latest.is_running();
@@ -192,6 +201,13 @@ fn container_status(
         },
     };
     let mut last_state = inputs.runtime.previous(&spec.name, latest).map(|i| terminated(inputs, known, i));
+    // The runtime has nothing of an instance that was removed.
+    if last_state.is_none() && restart_all::is_possible(inputs.pod) {
+        let removed = inputs.removed.get(&spec.name).filter(|i| i.state == RunState::Exited);
+        last_state = removed
+            .map(|removed| terminated(inputs, known, removed))
+            .or_else(|| known.and_then(|known| last_end(known, &id(latest))));
+    }
     // While a container waits to run again, its end moves to lastState and the reason of the wait is shown.
     if !running
         && !inputs.terminated
@@ -239,6 +255,38 @@ fn container_status(
         }),
         ..ContainerStatus::default()
     }
+}
+
+/// The status of a container that was removed, because all containers of the pod begin anew.
+fn begins_anew(inputs: &StatusInputs<'_>, known: &ContainerStatus) -> Option<ContainerStatus> {
+    let mut status =
+        ContainerStatus { ready: false, started: Some(false), container_id: None, ..known.clone() };
+    if restart_all::is_removed(known) {
+        return Some(status);
+    }
+    known.container_id.as_ref()?;
+    let ended = inputs.removed.get(&known.name).filter(|instance| instance.state == RunState::Exited);
+    let ended = ended.and_then(|instance| terminated(inputs, Some(known), instance).terminated);
+    let removed = ContainerStateTerminated {
+        reason: Some(restart_all::REASON.into()),
+        message: Some(restart_all::MESSAGE.into()),
+        exit_code: 137,
+        ..ContainerStateTerminated::default()
+    };
+    let told = || known.state.as_ref().and_then(|state| state.terminated.clone());
+    let ended = ended.or_else(told).unwrap_or(removed);
+    status.last_state = Some(ContainerState { terminated: Some(ended), ..ContainerState::default() });
+    status.state = Some(waiting(WaitingReason::new(restart_all::REASON, restart_all::MESSAGE)));
+    status.restart_count = known.restart_count.saturating_add(1);
+    Some(status)
+}
+
+/// The end of the instance before this one, as an earlier status told it.
+fn last_end(known: &ContainerStatus, id: &str) -> Option<ContainerState> {
+    let end = |state: &Option<ContainerState>| state.as_ref().and_then(|state| state.terminated.clone());
+    let other = known.container_id.as_deref() != Some(id);
+    let ended = end(&known.state).filter(|_| other).or_else(|| end(&known.last_state))?;
+    Some(ContainerState { terminated: Some(ended), ..ContainerState::default() })
 }
 
 /// A container nobody has started.
@@ -376,6 +424,7 @@ fn phase(
         let ended = has_terminated(&s.state).or_else(|| has_terminated(&s.last_state));
         match ended {
             _ if is_running(s) => running += 1,
+            _ if s.container_id.is_none() => waiting += 1,
             Some(code) => {
                 stopped += 1;
                 succeeded += u32::from(code == 0);
@@ -405,9 +454,16 @@ fn conditions(
     init: &[ContainerStatus],
     regular: &[ContainerStatus],
 ) -> Vec<PodCondition> {
+    let may_begin_anew = restart_all::is_possible(inputs.pod);
+    let mut initialized = initialized_condition(phase, containers, init, regular);
+    let holds = |type_: &str| old.conditions.iter().flatten().any(|c| c.type_ == type_ && c.status == "True");
+    if may_begin_anew && initialized.status == "False" && holds("Initialized") {
+        // As upstream: a pod is initialized once.
+        initialized = simple("Initialized", true);
+    }
     let mut wanted = vec![
         simple("PodReadyToStartContainers", inputs.runtime.sandboxes.iter().any(|s| s.ready)),
-        initialized_condition(phase, containers, init, regular),
+        initialized,
     ];
     let containers_ready = containers_ready_condition("ContainersReady", phase, containers, init, regular);
     wanted.push(ready_condition(inputs.pod, old, phase, &containers_ready));
@@ -421,6 +477,17 @@ fn conditions(
     let resizing = !matches!(phase, "Failed" | "Succeeded");
     if resizing {
         wanted.extend(resize::conditions(inputs.resize));
+    }
+    if may_begin_anew {
+        wanted.push(match phase {
+            "Failed" => explained(restart_all::CONDITION, "PodFailed", ""),
+            _ if restart_all::is_due(containers, inputs.runtime) => PodCondition {
+                reason: Some("RestartAllContainersStarted".into()),
+                message: Some("container exited with restart policy rule".into()),
+                ..simple(restart_all::CONDITION, true)
+            },
+            _ => simple(restart_all::CONDITION, false),
+        });
     }
     if let Some(message) = inputs.verdict.and_then(|verdict| verdict.disruption.clone()) {
         wanted.push(PodCondition {

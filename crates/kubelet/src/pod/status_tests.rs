@@ -42,6 +42,7 @@ fn run(case: Case<'_>) -> PodStatus {
         resize: &resize::Progress::default(),
         pod: &pod(case.spec),
         runtime: &runtime,
+        removed: &Default::default(),
         probes: &ProbeResults::default(),
         waiting: &waiting,
         verdict: None,
@@ -134,6 +135,7 @@ fn a_final_phase_stays() {
         resize: &resize::Progress::default(),
         pod: &finished,
         runtime: &RuntimePod::default(),
+        removed: &Default::default(),
         probes: &ProbeResults::default(),
         waiting: &HashMap::new(),
         verdict: Some(&Verdict {
@@ -172,6 +174,7 @@ fn a_termination_message_stays_when_its_file_is_gone() {
             resize: &resize::Progress::default(),
             pod: &told(id),
             runtime: &RuntimePod::new(Vec::new(), vec![instance]),
+            removed: &Default::default(),
             probes: &ProbeResults::default(),
             waiting: &HashMap::new(),
             verdict: None,

@@ -38,6 +38,10 @@ impl Worker {
         context.claims.unprepare(&self.id.uid).await.map_err(SyncError::Unprepare)?;
         context.resources.release(&self.id.uid).await;
         context.cgroups.remove(&self.id.uid).await.map_err(SyncError::Cgroup)?;
+        self.weigh_burstable().await;
+        context.resizes.remove(&self.id.uid);
+        context.resizes.allocate(&self.id.uid, None);
+        context.retry_resizes();
         if let Desired::Present(_) = desired {
             self.delete_from_api().await;
         }

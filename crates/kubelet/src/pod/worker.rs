@@ -7,7 +7,8 @@ use super::kill::{Hooks, Victim, grace_of};
 use super::model::{self, PodContainer, PodId};
 use super::observe::observe;
 use super::resize::{self, Allocation};
-use super::runtime_pod::{RunState, RuntimePod};
+use super::restart_all::{self, Reset};
+use super::runtime_pod::{Instance, RunState, RuntimePod};
 use super::start::{SandboxError, StartError, StartInputs};
 use super::status::{self, StatusInputs, Verdict, WaitingReason};
 use super::writer::StatusWriter;
@@ -21,7 +22,7 @@ use ferrite_component::steps::Timer;
 use ferrite_cri::v1::{RemoveContainerRequest, RemovePodSandboxRequest};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Notify, watch};
@@ -31,9 +32,6 @@ use tokio_util::sync::CancellationToken;
 const AFTER_FAILED_START: Duration = Duration::from_secs(1);
 /// Until volumes that could not be brought up to date are tried again.
 const AFTER_FAILED_REFRESH: Duration = Duration::from_secs(30);
-/// Interval between checks of a container with a wrong configuration, even if nothing that it refers to
-/// changed.
-const AFTER_CONFIG_ERROR: Duration = Duration::from_secs(60);
 
 /// A critical pod waits for those that make room for it; their ends are looked for this often.
 const AFTER_PREEMPTION: Duration = Duration::from_secs(1);
@@ -129,6 +127,10 @@ pub(super) struct Worker {
     volumes: Option<PodVolumes>,
     pub(super) allocation: Allocation,
     pub(super) resize: resize::Progress,
+    /// The restart counts of containers whose earlier instances were removed.
+    attempts: BTreeMap<String, u32>,
+    /// Those instances, by container: their ends are shown.
+    removed: BTreeMap<String, Instance>,
     /// The last resources written to the pod's cgroup.
     cgroup_of: Option<PodResources>,
     /// The part of the pod its volumes show; when it changes they are written again.
@@ -190,6 +192,8 @@ pub(crate) fn start(
         volumes_of: None,
         admitted: false,
         finished: false,
+        attempts: BTreeMap::new(),
+        removed: BTreeMap::new(),
         messages: HashMap::new(),
     };
     let ended = scope.clone();
@@ -328,7 +332,8 @@ impl Worker {
         let mut runtime = self.observe().await?;
         // As upstream: a container whose definition changed is replaced within one round, so that nobody sees the time
         // between the two.
-        if acted.is_ok() && actions.kill.iter().any(|kill| kill.cause == KillCause::SpecChanged) {
+        let replaced = actions.kill.iter().any(|kill| kill.cause == KillCause::SpecChanged);
+        if acted.is_ok() && (replaced || !actions.reset.is_empty()) {
             let next = self.decide(pod, &runtime);
             if !next.finished {
                 acted = Box::pin(self.apply(pod, &runtime, &next, Progress::Hidden)).await;
@@ -348,7 +353,15 @@ impl Worker {
 
     fn decide(&self, pod: &Pod, runtime: &RuntimePod) -> Actions {
         let (probes, now) = (self.probes.results(), self.context.clock.now());
-        decide::decide(&decide::Inputs { pod, runtime, probes: &probes, backoff: &self.backoff, now })
+        let attempts = restart_all::attempts(pod, &self.attempts);
+        decide::decide(&decide::Inputs {
+            pod,
+            runtime,
+            probes: &probes,
+            backoff: &self.backoff,
+            now,
+            attempts: &attempts,
+        })
     }
 
     /// Has drivers prepare the pod's devices. As upstream, only for a pod without a sandbox: one that runs has them.
@@ -401,8 +414,13 @@ impl Worker {
         let status = status::pod_status(&StatusInputs {
             pod: &self.allocation.of(pod, runtime),
             resize: &self.resize,
-            devices: &|container| context.devices.statuses(&self.id.uid, container),
+            devices: &|container| {
+                let mut shown = context.devices.statuses(&self.id.uid, container);
+                shown.extend(context.claims.statuses(pod, container));
+                shown
+            },
             runtime,
+            removed: &self.removed,
             probes: &probes,
             waiting: &self.waiting,
             verdict: self.verdict.as_ref(),
@@ -432,7 +450,16 @@ impl Worker {
             SyncError::Cgroup(e)
         })?;
         self.cgroup_of = Some(total);
+        self.weigh_burstable().await;
         Ok(())
+    }
+
+    /// The class of Burstable pods has the share that its pods ask for. Without it they have the kernel's default.
+    pub(super) async fn weigh_burstable(&self) {
+        let pods = self.context.pods.list();
+        if let Err(error) = self.context.cgroups.weigh_burstable(&pods).await {
+            tracing::warn!(%error, "cannot set the CPU share of Burstable pods");
+        }
     }
 
     async fn ensure_volumes(&mut self, pod: &Pod) -> Result<(), SyncError> {
@@ -499,6 +526,7 @@ impl Worker {
             self.probes.stop();
             context.kill_pod(pod, runtime, grace_of(pod), Hooks::Run).await?;
         }
+        self.reset(pod, runtime, &actions.reset).await?;
         for kill in &actions.kill {
             let Some(instance) = runtime.instances.iter().find(|i| i.id == kill.id) else { continue };
             let container = containers.iter().find(|c| c.name() == kill.name);
@@ -577,6 +605,36 @@ impl Worker {
         Ok(retry)
     }
 
+    /// Removes containers. Their logs stay.
+    async fn reset(&mut self, pod: &Pod, runtime: &RuntimePod, resets: &[Reset]) -> Result<(), SyncError> {
+        let context = self.context.clone();
+        let ip = self.pod_ip(pod, runtime);
+        for reset in resets {
+            let Some(instance) = runtime.instances.iter().find(|i| i.id == reset.id) else { continue };
+            if reset.kill {
+                let victim = Victim {
+                    container: None,
+                    instance,
+                    message: Some("killing".to_owned()),
+                    grace: Duration::ZERO,
+                    pod_ip: &ip,
+                    hooks: Hooks::Skip,
+                };
+                context.kill_container(pod, victim).await?;
+            }
+            let request = RemoveContainerRequest { container_id: reset.id.clone() };
+            match context.runtime.remove_container(request).await {
+                Err(error) if !error.is_not_found() => return Err(error.into()),
+                _ => {}
+            }
+            let attempt = self.attempts.entry(reset.name.clone()).or_default();
+            *attempt = (*attempt).max(instance.attempt + 1);
+            self.removed.insert(reset.name.clone(), instance.clone());
+            self.waiting.remove(&reset.name);
+        }
+        Ok(())
+    }
+
     fn retry_at(&mut self, container: &PodContainer, reason: &WaitingReason, now: Timestamp) -> Timestamp {
         match reason.reason.as_str() {
             "ImagePullBackOff" => {
@@ -595,7 +653,7 @@ impl Worker {
                 at
             }
             "PostStartHookError" => clock::add(now, AFTER_FAILED_START),
-            _ => clock::add(now, AFTER_CONFIG_ERROR),
+            _ => clock::add(now, self.context.sync_frequency),
         }
     }
 
@@ -618,6 +676,9 @@ impl Worker {
             context.claims.unprepare(&self.id.uid).await.map_err(SyncError::Unprepare)?;
             context.resources.release(&self.id.uid).await;
             context.cgroups.remove(&self.id.uid).await.map_err(SyncError::Cgroup)?;
+            context.resizes.remove(&self.id.uid);
+            context.resizes.allocate(&self.id.uid, None);
+            context.retry_resizes();
             self.finished = true;
         }
         Ok(())

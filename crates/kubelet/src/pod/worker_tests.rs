@@ -520,3 +520,89 @@ async fn a_container_of_another_image_is_replaced_while_the_pod_stays_ready() {
     let history = h.api.history(&Harness::key("p"));
     assert!(history.len() > before && history[before..].iter().all(ready), "{:?}", &history[before..]);
 }
+
+#[tokio::test(start_paused = true)]
+async fn all_containers_begin_anew_after_an_exit_code() {
+    let h = Harness::start().await;
+    let mut spec = json!({"restartPolicy": "Never", "initContainers": [{"name": "i", "image": "busybox:1"}], "containers": [
+        {"name": "a", "image": "busybox:1"}, {"name": "b", "image": "busybox:1"}]});
+    spec["containers"][0]["restartPolicy"] = json!("Never");
+    spec["containers"][0]["restartPolicyRules"] =
+        json!([{"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}}]);
+    h.create("p", spec);
+    let init = |count: i32| {
+        move |p: &Value| {
+            let status = &p["status"]["initContainerStatuses"][0];
+            status["restartCount"] == count && status["state"].get("running").is_some()
+        }
+    };
+    let running = |count: i32| {
+        move |p: &Value| {
+            let all = p["status"]["containerStatuses"].as_array().cloned().unwrap_or_default();
+            !all.is_empty()
+                && all.iter().all(|s| s["restartCount"] == count && s["state"].get("running").is_some())
+        }
+    };
+    h.until("p", "init runs", init(0)).await;
+    h.runtime.exit("i", 0);
+    h.until("p", "runs", running(0)).await;
+    h.runtime.exit("a", 42);
+    let again = h.until("p", "init runs again", init(1)).await;
+    assert_eq!(again["status"]["phase"], "Running", "a pod does not begin to wait: {again}");
+    let condition = |pod: &Value, type_: &str| {
+        let all = pod["status"]["conditions"].as_array().cloned().unwrap_or_default();
+        all.iter().find(|c| c["type"] == type_).map(|c| c["status"].clone()).unwrap_or_default()
+    };
+    assert_eq!(condition(&again, "Initialized"), "True");
+    h.runtime.exit("i", 0);
+    let pod = h.until("p", "runs again", running(1)).await;
+    assert_eq!(condition(&pod, "AllContainersRestarting"), "False");
+    let ended = |index: usize| pod["status"]["containerStatuses"][index]["lastState"]["terminated"].clone();
+    assert_eq!(ended(0)["exitCode"], 42, "{pod}");
+    assert_eq!(
+        (ended(1)["exitCode"].clone(), ended(1)["reason"].clone()),
+        (json!(137), json!("RestartingAllContainers"))
+    );
+    // Another code ends the container as its policy says.
+    h.runtime.exit("a", 1);
+    h.runtime.exit("b", 0);
+    h.until_phase("p", "Failed").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn room_goes_to_the_more_important_resize() {
+    let h = Harness::start().await;
+    // The node has two processors.
+    let asking = |cpu: &str, priority: i32| {
+        json!({"priority": priority, "containers": [{"name": "c", "image": "busybox:1",
+            "resources": {"requests": {"cpu": cpu}}}]})
+    };
+    for (name, cpu, priority) in [("filler", "1200m", 0), ("low", "400m", 0), ("high", "400m", 5)] {
+        h.create(name, asking(cpu, priority));
+        h.until_phase(name, "Running").await;
+    }
+    let request = |name: &str, cpu: &str| {
+        let mut pod = h.pod(name).unwrap();
+        pod["spec"]["containers"][0]["resources"]["requests"]["cpu"] = json!(cpu);
+        pod["metadata"]["generation"] = json!(2);
+        h.api.put("pods", pod);
+    };
+    let deferred = |p: &Value| {
+        let all = p["status"]["conditions"].as_array().cloned().unwrap_or_default();
+        all.iter().any(|c| c["type"] == "PodResizePending" && c["reason"] == "Deferred")
+    };
+    let has = |cpu: &'static str| {
+        move |p: &Value| p["status"]["containerStatuses"][0]["allocatedResources"]["cpu"] == cpu
+    };
+    // Room for one of the two comes when the filler ends.
+    request("low", "1500m");
+    h.until("low", "deferred", deferred).await;
+    request("high", "1500m");
+    h.until("high", "deferred", deferred).await;
+    h.delete("filler", 0);
+    h.until("high", "resized", has("1500m")).await;
+    let low = h.pod("low").unwrap();
+    assert!(deferred(&low) && has("400m")(&low), "{low}");
+    h.delete("high", 0);
+    h.until("low", "resized", has("1500m")).await;
+}

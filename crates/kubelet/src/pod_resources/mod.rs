@@ -68,8 +68,8 @@ impl Lister {
                 cpu_ids: self.context.resources.exclusive(&id.uid, container.name()),
                 devices: view::of_container(&devices.given(&id.uid, container.name())),
                 dynamic_resources: self.context.claims.dynamic_resources(pod, &container),
+                memory: view::memory(&self.context.resources.memory_blocks(&id.uid, container.name())),
                 name: container.name().to_owned(),
-                ..ContainerResources::default()
             });
         PodResources { containers: containers.collect(), name: id.name, namespace: id.namespace }
     }
@@ -93,7 +93,8 @@ impl PodResourcesLister for Lister {
     ) -> Result<Response<AllocatableResourcesResponse>, Status> {
         let devices = view::allocatable(&self.context.devices.allocatable());
         let cpu_ids = self.context.resources.allocatable_cpus();
-        Ok(Response::new(AllocatableResourcesResponse { devices, cpu_ids, memory: Vec::new() }))
+        let memory = view::memory(&self.context.resources.allocatable_memory());
+        Ok(Response::new(AllocatableResourcesResponse { devices, cpu_ids, memory }))
     }
 
     async fn get(

@@ -1,7 +1,8 @@
 //! Devices as the API shows them: one entry for each device and NUMA node, as upstream.
 
 use crate::devices::{ContainerDevices as Given, Device, NO_NUMA};
-use ferrite_devices::podresources::{ContainerDevices, NumaNode, TopologyInfo};
+use crate::topology::MemoryBlock;
+use ferrite_devices::podresources::{ContainerDevices, ContainerMemory, NumaNode, TopologyInfo};
 use std::collections::BTreeMap;
 
 fn entry(resource: &str, device: &str, node: Option<i64>) -> ContainerDevices {
@@ -36,6 +37,20 @@ pub(crate) fn allocatable(all: &BTreeMap<String, BTreeMap<String, Device>>) -> V
         }
     }
     shown
+}
+
+/// Memory of NUMA nodes.
+pub(crate) fn memory(blocks: &[MemoryBlock]) -> Vec<ContainerMemory> {
+    let nodes = |block: &MemoryBlock| {
+        let node = |id: &u32| NumaNode { id: i64::from(*id) };
+        TopologyInfo { nodes: block.numa_affinity.iter().map(node).collect() }
+    };
+    let shown = |block: &MemoryBlock| ContainerMemory {
+        memory_type: block.kind.clone(),
+        size: block.size,
+        topology: Some(nodes(block)),
+    };
+    blocks.iter().map(shown).collect()
 }
 
 #[cfg(test)]

@@ -2,8 +2,10 @@
 
 use crate::clock::go_duration;
 use crate::config::{Authorization, Config};
+use crate::container::resources::SwapBehavior;
 use ferrite_cri::v1::CgroupDriver;
 use ferrite_json::{Value, json};
+use std::time::Duration;
 
 /// Every setting of [`Config`] that KubeletConfiguration has a field for. `driver` is the one in use: the runtime may
 /// have asked for another than was configured.
@@ -22,25 +24,49 @@ pub(super) fn configuration(config: &Config, driver: CgroupDriver) -> Value {
         access,
         debugging_handlers,
         system_log_handler,
+        system_log_query,
+        set_verbosity,
         system_log_dir: _,
         static_pod_path,
         file_check_frequency,
         static_pod_url,
         http_check_frequency,
         standalone: _,
+        read_only_address,
         healthz_address,
         cluster_dns,
         cluster_domain,
         resolv_conf,
         node_labels: _,
+        register_node,
+        register_with_taints,
+        provider_id,
+        node_status_max_images,
         max_pods,
+        pod_pids_limit,
+        ids_per_pod,
+        cpu_quota,
+        swap_behavior,
+        unsafe_sysctls,
+        seccomp_default,
         api_server: _,
         reserved_cpu_milli,
         reserved_memory,
+        reserved_ephemeral_storage,
+        reserved_pids,
+        enforcement,
+        local_storage_isolation,
+        cloud_provider: _,
         eviction_memory: _,
         eviction,
         node_lease_duration,
         node_status_report_frequency,
+        node_status_update_frequency,
+        sync_frequency,
+        event_limit,
+        volume_stats_period,
+        pod_cidr,
+        flags: _,
         image_gc_high_threshold,
         image_gc_low_threshold,
         image_minimum_gc_age,
@@ -60,6 +86,7 @@ pub(super) fn configuration(config: &Config, driver: CgroupDriver) -> Value {
         "enableServer": tls.is_some(),
         "address": server_address.ip().to_string(),
         "port": server_address.port(),
+        "readOnlyPort": read_only_address.map_or(0, |address| address.port()),
         "healthzPort": healthz_address.map_or(0, |address| address.port()),
         "healthzBindAddress": healthz_address.map(|address| address.ip().to_string()).unwrap_or_default(),
         "staticPodPath": static_pod_path.as_ref().map(|path| path.to_string_lossy().into_owned()).unwrap_or_default(),
@@ -68,6 +95,8 @@ pub(super) fn configuration(config: &Config, driver: CgroupDriver) -> Value {
         "httpCheckFrequency": go_duration(*http_check_frequency),
         "enableDebuggingHandlers": debugging_handlers,
         "enableSystemLogHandler": system_log_handler,
+        "enableSystemLogQuery": system_log_query,
+        "enableDebugFlagsHandler": set_verbosity.is_some(),
         "authentication": {
             "anonymous": {"enabled": access.anonymous},
             "webhook": {"enabled": access.webhook_tokens, "cacheTTL": go_duration(access.token_ttl)},
@@ -91,8 +120,37 @@ pub(super) fn configuration(config: &Config, driver: CgroupDriver) -> Value {
         "clusterDomain": cluster_domain,
         "clusterDNS": cluster_dns.iter().map(ToString::to_string).collect::<Vec<_>>(),
         "resolvConf": resolv_conf.to_string_lossy(),
+        "registerNode": register_node,
+        "registerWithTaints": register_with_taints,
+        "providerID": provider_id,
+        "nodeStatusMaxImages": node_status_max_images.map_or(-1, |most| i64::try_from(most).unwrap_or(i64::MAX)),
         "maxPods": max_pods,
-        "systemReserved": {"cpu": format!("{reserved_cpu_milli}m"), "memory": reserved_memory.to_string()},
+        "podPidsLimit": pod_pids_limit.unwrap_or(-1),
+        "seccompDefault": seccomp_default,
+        "userNamespaces": {"idsPerPod": ids_per_pod},
+        "cpuCFSQuota": cpu_quota.enforced,
+        "cpuCFSQuotaPeriod": go_duration(Duration::from_micros(u64::try_from(cpu_quota.period).unwrap_or(0))),
+        "memorySwap": {"swapBehavior": match swap_behavior {
+            SwapBehavior::NoSwap => "NoSwap",
+            SwapBehavior::LimitedSwap => "LimitedSwap",
+        }},
+        "allowedUnsafeSysctls": unsafe_sysctls.patterns(),
+        "systemReserved": {
+            "cpu": format!("{reserved_cpu_milli}m"),
+            "memory": reserved_memory.to_string(),
+            "ephemeral-storage": reserved_ephemeral_storage.to_string(),
+            "pid": reserved_pids.to_string(),
+        },
+        "enforceNodeAllocatable": enforcement.names(),
+        "systemReservedCgroup": enforcement.system.as_ref().map(|group| group.name.clone()).unwrap_or_default(),
+        "kubeReservedCgroup": enforcement.kube.as_ref().map(|group| group.name.clone()).unwrap_or_default(),
+        "localStorageCapacityIsolation": local_storage_isolation,
+        "nodeStatusUpdateFrequency": go_duration(*node_status_update_frequency),
+        "syncFrequency": go_duration(*sync_frequency),
+        "eventRecordQPS": event_limit.map_or(0, |limit| limit.qps as i64),
+        "eventBurst": event_limit.map_or(0, |limit| limit.burst),
+        "volumeStatsAggPeriod": volume_stats_period.map_or_else(|| "-1s".to_owned(), go_duration),
+        "podCIDR": pod_cidr,
         "evictionHard": eviction.hard,
         "evictionSoft": eviction.soft,
         "evictionSoftGracePeriod": eviction
@@ -132,6 +190,16 @@ pub(super) fn configuration(config: &Config, driver: CgroupDriver) -> Value {
         "cpuManagerPolicyOptions": resources.cpu_policy.options(),
         "cpuManagerReconcilePeriod": go_duration(resources.cpu_reconcile_period),
         "reservedSystemCPUs": resources.reserved_cpus,
+        "memoryManagerPolicy": resources.memory_policy.name(),
+        "reservedMemory": resources
+            .reserved_memory
+            .iter()
+            .map(|reserved| {
+                let limits: std::collections::BTreeMap<&String, String> =
+                    reserved.limits.iter().map(|(kind, bytes)| (kind, bytes.to_string())).collect();
+                json!({"numaNode": reserved.numa_node, "limits": limits})
+            })
+            .collect::<Vec<_>>(),
         "topologyManagerPolicy": resources.topology_policy.name(),
         "topologyManagerScope": resources.topology_scope.name(),
         "topologyManagerPolicyOptions": resources.topology_options(),
@@ -142,14 +210,13 @@ pub(super) fn configuration(config: &Config, driver: CgroupDriver) -> Value {
 mod tests {
     use super::*;
     use std::net::Ipv4Addr;
-    use std::time::Duration;
 
     #[test]
     fn settings_are_shown_as_they_are() {
         let usual = Config::new("node", Ipv4Addr::LOCALHOST.into());
         let changed = Config {
             max_pods: 7,
-            cluster_dns: Some(Ipv4Addr::new(10, 96, 0, 10).into()),
+            cluster_dns: vec![Ipv4Addr::new(10, 96, 0, 10).into()],
             cgroup_root: "/other".into(),
             node_status_report_frequency: Duration::from_secs(90),
             eviction_memory: 5,
@@ -161,6 +228,8 @@ mod tests {
             ("maxPods", json!(7)),
             ("clusterDNS", json!(["10.96.0.10"])),
             ("cgroupRoot", json!("/other")),
+            ("registerNode", json!(true)),
+            ("nodeStatusMaxImages", json!(50)),
             ("cgroupDriver", json!("systemd")),
             ("nodeStatusReportFrequency", json!("1m30s")),
             ("evictionHard/memory.available", json!("100Mi")),

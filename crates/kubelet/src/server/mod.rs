@@ -6,13 +6,17 @@ mod checkpoint;
 mod configz;
 mod gate;
 mod health;
+mod log_query;
 mod logs;
+mod read_only;
 mod running;
 pub(crate) mod stats;
 mod streaming;
 mod system_logs;
+mod zpages;
 
 pub(crate) use health::start as start_health;
+pub(crate) use read_only::start as start_read_only;
 
 use crate::config::Config;
 use crate::pod::context::Context;
@@ -28,8 +32,7 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
-use k8s_openapi::List;
-use k8s_openapi::api::core::v1::Pod;
+use jiff::Timestamp;
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
@@ -58,6 +61,7 @@ pub(crate) struct Server {
     context: Arc<Context>,
     config: Arc<Config>,
     gatekeeper: Gatekeeper,
+    started: Timestamp,
     scope: Scope,
 }
 
@@ -71,7 +75,8 @@ pub(crate) async fn start(
     let listener = TcpListener::bind(config.server_address).await?;
     let address = listener.local_addr()?;
     let gatekeeper = Gatekeeper::new(&config.node_name, config.access, context.client.clone());
-    let server = Arc::new(Server { context, config, gatekeeper, scope: scope.clone() });
+    let server =
+        Arc::new(Server { context, config, gatekeeper, started: Timestamp::now(), scope: scope.clone() });
     scope.spawn(accept(listener, tls, server));
     Ok(address)
 }
@@ -151,15 +156,13 @@ impl Server {
         let reading = request.method() == Method::GET || request.method() == Method::HEAD;
         let posting = request.method() == Method::POST;
         let streaming = request.method() == Method::GET || posting;
+        if reading && let Some(answer) = read_only::answer(&self.context, &parts).await {
+            return answer;
+        }
         match parts.as_slice() {
-            ["healthz"] | ["healthz", "ping" | "log" | "syncloop"] if reading => health::answer(),
-            ["pods"] if reading => self.pods(),
             ["configz"] if reading => self.configz(),
-            ["stats", "summary"] if reading => stats::summary(&self.context).await,
-            ["metrics"] if reading => stats::metrics(&self.context).await,
-            ["metrics", "resource"] if reading => stats::resource_metrics(&self.context).await,
-            ["metrics", "cadvisor"] if reading => stats::cadvisor(&self.context).await,
-            ["metrics", "probes"] if reading => stats::probes(&self.context),
+            ["statusz"] if reading => zpages::statusz(accepted(&request), self.started, Timestamp::now()),
+            ["flagz"] if reading => zpages::flagz(accepted(&request), &self.config.flags),
             [area, ..] if DEBUGGING.contains(area) && !self.config.debugging_handlers => {
                 text(StatusCode::METHOD_NOT_ALLOWED, "Debug endpoints are disabled.\n")
             }
@@ -173,6 +176,9 @@ impl Server {
             ["logs", ..] if !self.config.system_log_handler => {
                 text(StatusCode::METHOD_NOT_ALLOWED, "logs endpoint is disabled.\n")
             }
+            ["logs"] if reading && self.config.system_log_query && log_query::is_query(&query(&request)) => {
+                log_query::serve(self.config.system_log_dir.clone(), &query(&request)).await
+            }
             ["logs", ..] if reading => {
                 let below = path.trim_start_matches('/').trim_start_matches("logs").to_owned();
                 system_logs::serve(self.config.system_log_dir.clone(), &below).await
@@ -180,7 +186,10 @@ impl Server {
             ["debug", "pprof", ..] => {
                 text(StatusCode::METHOD_NOT_ALLOWED, "profiling endpoint is disabled.\n")
             }
-            ["debug", "flags", "v"] => text(StatusCode::METHOD_NOT_ALLOWED, "flags endpoint is disabled.\n"),
+            ["debug", "flags", "v"] => match self.config.set_verbosity {
+                Some(set) => verbosity(request, set).await,
+                None => text(StatusCode::METHOD_NOT_ALLOWED, "flags endpoint is disabled.\n"),
+            },
             ["debug", "steps"] if reading => {
                 let query = query(&request);
                 let uids = query.iter().filter(|(key, _)| key == "uid").map(|(_, uid)| uid.as_str());
@@ -200,11 +209,6 @@ impl Server {
             }
             _ => text(StatusCode::NOT_FOUND, "404 page not found\n"),
         }
-    }
-
-    fn pods(&self) -> Answer {
-        let items = self.context.pods.list().iter().map(|p| (**p).clone()).collect();
-        json(&List::<Pod> { items, ..List::default() })
     }
 
     fn configz(&self) -> Answer {
@@ -234,6 +238,27 @@ fn json(value: &impl serde::Serialize) -> Answer {
         Ok(bytes) => answer(StatusCode::OK, "application/json", full(bytes)),
         Err(e) => text(StatusCode::INTERNAL_SERVER_ERROR, e.to_string()),
     }
+}
+
+/// Sets how much is logged, as upstream: by a PUT of the number.
+async fn verbosity(request: Request<Incoming>, set: fn(u8)) -> Answer {
+    if request.method() != Method::PUT {
+        return text(StatusCode::NOT_ACCEPTABLE, "unsupported http method\n");
+    }
+    let body = http_body_util::Limited::new(request.into_body(), 64).collect().await;
+    let body = body.map(|body| body.to_bytes()).unwrap_or_default();
+    let level = std::str::from_utf8(&body).ok().and_then(|text| text.trim().parse::<u8>().ok());
+    match level {
+        Some(level) => {
+            set(level);
+            text(StatusCode::OK, format!("successfully set klog.logging.verbosity to {level}"))
+        }
+        None => text(StatusCode::BAD_REQUEST, "the body is no level of logs between 0 and 255\n"),
+    }
+}
+
+fn accepted(request: &Request<Incoming>) -> &str {
+    request.headers().get(hyper::header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default()
 }
 
 /// The query of a request, decoded, in order.

@@ -39,7 +39,7 @@ fn missing() -> Answer {
 }
 
 /// A path with nothing but names in it.
-fn relative(path: &str) -> Option<PathBuf> {
+pub(super) fn relative(path: &str) -> Option<PathBuf> {
     let path = Path::new(path.trim_start_matches('/'));
     let plain = path.components().all(|part| matches!(part, Component::Normal(_)));
     plain.then(|| path.to_owned())
@@ -91,7 +91,7 @@ fn escape_url(name: &str) -> String {
 }
 
 /// Reads in a thread of its own: the file may be on a file system that does not answer.
-fn stream(mut file: std::fs::File) -> Body {
+pub(super) fn stream(mut file: std::fs::File) -> Body {
     let (sender, receiver) = mpsc::channel::<io::Result<Bytes>>(2);
     tokio::task::spawn_blocking(move || {
         let mut piece = vec![0; PIECE];

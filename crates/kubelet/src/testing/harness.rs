@@ -8,6 +8,7 @@ use crate::clock::Clock;
 use crate::container::dns::ClusterDns;
 use crate::container::env::ApiAddress;
 use crate::container::fields::NodeLimits;
+use crate::container::resources::{CpuQuota, NodeRules};
 use crate::devices::Devices;
 use crate::images::{Images, PullLimits, PulledImages, VerificationPolicy};
 use crate::node::{Readiness, RuntimeFeatures};
@@ -19,7 +20,7 @@ use crate::pod::manager::{self, Workers};
 use crate::pod::table::PodTable;
 use crate::probe::{Checker, ProbeContext};
 use crate::sources::{DirectorySource, LocalPods, Source};
-use crate::topology::{ResourceManager, ResourceSettings, test_machine};
+use crate::topology::{NodeReserve, ResourceManager, ResourceSettings, test_machine};
 use crate::userns::UserNamespaces;
 use crate::volumes::{Volumes, VolumesConfig};
 use ferrite_client::{Api, Events, Informer, ListSelector, Scope};
@@ -121,7 +122,11 @@ impl Harness {
         let resources = ResourceManager::start(
             settings.clone(),
             test_machine(2, 1, 2, 1),
-            1000,
+            &NodeReserve {
+                cpu_milli: 1000,
+                memory_reserved: 1 << 20,
+                memory: (0..2).map(|node| (node, [("memory".to_owned(), 8 << 20)].into())).collect(),
+            },
             &dir.path().join("kubelet"),
             devices.clone(),
         )
@@ -135,12 +140,15 @@ impl Harness {
             host_ips: vec!["192.0.2.1".into()],
             log_dir: dir.path().join("logs"),
             seccomp_root: dir.path().join("kubelet/seccomp"),
-            cluster_dns: ClusterDns { address: None, domain: "cluster.local".into() },
+            cluster_dns: ClusterDns { addresses: Vec::new(), domain: "cluster.local".into() },
             resolv_conf,
             api_address: Some(ApiAddress { host: "10.96.0.1".into(), port: 443 }),
             limits,
             max_pods: 3,
+            rules: NodeRules { memory: limits.memory, quota: CpuQuota::default(), swap: None },
+            sync_frequency: Duration::from_secs(60),
             oom_group: false,
+            seccomp_default: false,
             restart_backoff: BackOff::default(),
             own_labels: Default::default(),
             runtime_name: "ferrite".into(),
@@ -150,8 +158,8 @@ impl Harness {
             resources: Arc::new(resources),
             devices: devices.clone(),
             claims,
-            userns: UserNamespaces::open(dir.path().join("kubelet/pods")).unwrap(),
-            abilities: Abilities { apparmor: false, kernel: (6, 1) },
+            userns: UserNamespaces::open(dir.path().join("kubelet/pods"), 65_536).unwrap(),
+            abilities: Abilities { apparmor: false, kernel: (6, 1), unsafe_sysctls: Default::default() },
             volumes: Volumes::new(
                 VolumesConfig {
                     root: dir.path().join("kubelet"),
@@ -159,6 +167,7 @@ impl Harness {
                     limits,
                     node_name: "node".into(),
                     recorder: recorder.clone(),
+                    stats_period: Some(Duration::from_secs(60)),
                 },
                 client.clone(),
                 objects.clone(),
@@ -169,6 +178,7 @@ impl Harness {
             cgroups: Cgroups::discover(Path::new("/nonexistent"), "/test"),
             services: Informer::start(Api::all(client.clone()), ListSelector::everything(), &scope),
             workers: workers.clone(),
+            resizes: Default::default(),
             pods: PodTable::new(
                 Informer::start(Api::all(client.clone()), ListSelector::fields("spec.nodeName=node"), &scope),
                 local,

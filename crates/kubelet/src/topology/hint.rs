@@ -84,7 +84,8 @@ pub(crate) struct NumaInfo<'a> {
 
 impl NumaInfo<'_> {
     fn all(&self) -> NumaMask {
-        NumaMask::of(self.topology.numa_nodes())
+        // Nodes without processors have memory.
+        NumaMask::of(self.topology.numa_nodes().into_iter().chain(self.topology.distances.keys().copied()))
     }
 
     /// The mean distance of the nodes, as hundredths of pairs; exact enough to compare.

@@ -5,6 +5,10 @@ use super::cpuset::{CpuSet, CpuSetError};
 use super::device_hints;
 use super::hint::{self, Hint, NumaInfo, ProviderHints, TopologyPolicy, TopologyScope};
 use super::machine::CpuTopology;
+use super::memory::{
+    self, Block as MemoryBlock, MemoryError, MemoryPolicy, MemoryStartError, MemoryState, NodeMemory,
+    NumaReservation,
+};
 use crate::devices::{AllocateError, Devices, Reusable};
 use crate::pod::labels;
 use crate::pod::model::{self, ContainerKind, PodContainer, PodId};
@@ -35,6 +39,9 @@ pub struct ResourceSettings {
     pub prefer_closest_numa: bool,
     /// A machine with more NUMA nodes has no topology policy.
     pub most_numa_nodes: usize,
+    pub memory_policy: MemoryPolicy,
+    /// Memory of NUMA nodes that no container gets.
+    pub reserved_memory: Vec<NumaReservation>,
 }
 
 impl Default for ResourceSettings {
@@ -47,6 +54,8 @@ impl Default for ResourceSettings {
             topology_scope: TopologyScope::Container,
             prefer_closest_numa: false,
             most_numa_nodes: 8,
+            memory_policy: MemoryPolicy::None,
+            reserved_memory: Vec::new(),
         }
     }
 }
@@ -72,6 +81,10 @@ pub enum ResourceStartError {
         "could not restore state from checkpoint, please drain this node and delete the CPU manager checkpoint file {path:?} before restarting Kubelet"
     )]
     Cpu { path: PathBuf, source: CpuStartError },
+    #[error(
+        "could not restore state from checkpoint, please drain this node and delete the memory manager checkpoint file {path:?} before restarting Kubelet"
+    )]
+    Memory { path: PathBuf, source: MemoryStartError },
     #[error("the file {path:?}")]
     File { path: PathBuf, source: io::Error },
     #[error("reserved processors")]
@@ -94,8 +107,10 @@ pub(crate) enum ResourceError {
     #[error(transparent)]
     Cpu(#[from] CpuError),
     #[error(transparent)]
+    Memory(#[from] MemoryError),
+    #[error(transparent)]
     Devices(#[from] AllocateError),
-    #[error("could not write the CPU manager's state: {0}")]
+    #[error("could not write the state of a resource manager: {0}")]
     File(io::Error),
 }
 
@@ -115,10 +130,20 @@ impl ResourceError {
     pub(crate) fn is_shortage(&self) -> bool {
         match self {
             ResourceError::Devices(e) => e.is_shortage(),
-            ResourceError::Cpu(_) | ResourceError::Topology => true,
+            ResourceError::Cpu(_) | ResourceError::Memory(_) | ResourceError::Topology => true,
             ResourceError::File(_) => false,
         }
     }
+}
+
+/// The machine's memory, and the parts of the machine that pods cannot have.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct NodeReserve {
+    pub cpu_milli: i64,
+    /// With the threshold below which pods are evicted.
+    pub memory_reserved: i64,
+    /// By NUMA node.
+    pub memory: NodeMemory,
 }
 
 /// Processors for a container that is to start.
@@ -128,14 +153,18 @@ pub(crate) struct ContainerCpus {
     pub set: String,
     /// Nobody else's: there is no quota then.
     pub exclusive: bool,
+    /// The NUMA nodes of its memory, as the kernel writes them; empty: all.
+    pub mems: String,
 }
 
 pub(crate) struct ResourceManager {
     settings: ResourceSettings,
     devices: Devices,
     cpu: Mutex<CpuState>,
+    memory: Mutex<MemoryState>,
     path: PathBuf,
-    /// One writer of the file at a time, so that the newest state is the last one written.
+    memory_path: PathBuf,
+    /// One writer of the files at a time, so that the newest state is the last one written.
     saving: tokio::sync::Mutex<()>,
     /// Where nodes are chosen for several resources at once, pods are admitted one after the other.
     alone: tokio::sync::Mutex<()>,
@@ -148,13 +177,15 @@ impl ResourceManager {
     pub(crate) fn start(
         settings: ResourceSettings,
         topology: CpuTopology,
-        reserved_milli: i64,
+        nodes: &NodeReserve,
         root: &Path,
         devices: Devices,
     ) -> Result<Self, ResourceStartError> {
-        let nodes = topology.numa_nodes().len();
-        if settings.topology_policy != TopologyPolicy::None && nodes > settings.most_numa_nodes {
-            return Err(ResourceStartError::NumaNodes { most: settings.most_numa_nodes, count: nodes });
+        let count = topology.numa_nodes().len().max(nodes.memory.len());
+        let limited =
+            settings.topology_policy != TopologyPolicy::None || settings.memory_policy != MemoryPolicy::None;
+        if limited && count > settings.most_numa_nodes {
+            return Err(ResourceStartError::NumaNodes { most: settings.most_numa_nodes, count });
         }
         if let CpuPolicy::Static(options) = settings.cpu_policy
             && options.align_by_socket
@@ -162,7 +193,7 @@ impl ResourceManager {
             if settings.topology_policy == TopologyPolicy::SingleNumaNode {
                 return Err(ResourceStartError::AlignBySocket);
             }
-            if topology.sockets().len() > nodes {
+            if topology.sockets().len() > count {
                 return Err(ResourceStartError::Sockets);
             }
         }
@@ -171,14 +202,29 @@ impl ResourceManager {
         let file = |source| ResourceStartError::File { path: path.clone(), source };
         let found = state_file::read(&path).map_err(file)?;
         let state =
-            CpuState::start(settings.cpu_policy, topology, &reserved, reserved_milli, found.as_deref());
+            CpuState::start(settings.cpu_policy, topology, &reserved, nodes.cpu_milli, found.as_deref());
         let state = state.map_err(|source| ResourceStartError::Cpu { path: path.clone(), source })?;
         state_file::write(&path, &state.file()).map_err(file)?;
+        let memory_path = root.join(memory::FILE);
+        let file = |source| ResourceStartError::File { path: memory_path.clone(), source };
+        let found = state_file::read(&memory_path).map_err(file)?;
+        let memory = MemoryState::start(
+            settings.memory_policy,
+            &nodes.memory,
+            &settings.reserved_memory,
+            nodes.memory_reserved,
+            found.as_deref(),
+        );
+        let memory =
+            memory.map_err(|source| ResourceStartError::Memory { path: memory_path.clone(), source })?;
+        state_file::write(&memory_path, &memory.file()).map_err(file)?;
         Ok(Self {
             settings,
             devices,
             cpu: Mutex::new(state),
+            memory: Mutex::new(memory),
             path,
+            memory_path,
             saving: tokio::sync::Mutex::default(),
             alone: tokio::sync::Mutex::default(),
             changed: Notify::new(),
@@ -189,26 +235,33 @@ impl ResourceManager {
         self.cpu.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives every container of the pod its devices and processors.
+    fn memory(&self) -> MutexGuard<'_, MemoryState> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives every container of the pod its devices, processors and memory.
     pub(crate) async fn allocate(&self, pod: &Pod) -> Result<(), ResourceError> {
         let chooses = self.settings.topology_policy != TopologyPolicy::None;
-        let _alone = match chooses {
+        let in_turn = chooses || self.memory().is_static();
+        let _alone = match in_turn {
             true => Some(self.alone.lock().await),
             false => None,
         };
+        self.memory().begin(pod);
         let uid = PodId::of(pod).uid;
         let (mut cpus, mut reusable) = (CpuSet::default(), Reusable::new());
         let of_pod = match self.settings.topology_scope {
             TopologyScope::Pod if chooses => Some(self.choose(&self.pod_hints(pod))?),
             _ => None,
         };
-        let mut changed = false;
+        let (mut changed, had_memory) = (false, self.memory().pods().contains(&uid));
         for container in model::containers(pod).iter().filter(|c| c.kind != ContainerKind::Ephemeral) {
             let hint = match of_pod {
                 Some(hint) => hint,
                 None if chooses => self.choose(&self.hints(pod, container, &cpus, &reusable))?,
-                None => Hint { affinity: None, preferred: true },
+                None => Hint { affinity: None, preferred: false },
             };
+            self.memory().allocate(pod, container, hint)?;
             let near = hint.affinity.map(|mask| mask.nodes().map(i64::from).collect::<BTreeSet<i64>>());
             self.devices.allocate_container(pod, container, near.as_ref(), &mut reusable).await?;
             let mut state = self.cpu();
@@ -221,6 +274,9 @@ impl ResourceManager {
             };
         }
         self.devices.save_allocations().await?;
+        if !had_memory && self.memory().pods().contains(&uid) {
+            self.save_memory().await.map_err(ResourceError::File)?;
+        }
         if changed {
             self.save().await.map_err(ResourceError::File)?;
             self.changed.notify_one();
@@ -251,7 +307,8 @@ impl ResourceManager {
         let devices = views.iter().map(|(name, view)| (name.clone(), device_hints::hints(view, &nodes)));
         let count = state.wanted(pod, container);
         let cpu = state.hints(count, state.exclusive(&uid, container.name()), cpus);
-        vec![devices.collect(), ProviderHints::from([("cpu".to_owned(), cpu)])]
+        let memory = self.memory().hints(pod, container);
+        vec![devices.collect(), ProviderHints::from([("cpu".to_owned(), cpu)]), memory]
     }
 
     /// The hints of a pod as a whole.
@@ -275,21 +332,44 @@ impl ResourceManager {
             true => state.hints(count, Some(&has), &CpuSet::default()),
             false => state.hints(count, None, &has),
         };
-        vec![devices.collect(), ProviderHints::from([("cpu".to_owned(), cpu)])]
+        let memory = self.memory().pod_hints(pod, &containers);
+        vec![devices.collect(), ProviderHints::from([("cpu".to_owned(), cpu)]), memory]
     }
 
     /// UIDs of pods that have something of their own.
     pub(crate) fn pods(&self) -> BTreeSet<String> {
         let mut pods: BTreeSet<String> = self.devices.pods().into_iter().collect();
         pods.extend(self.cpu().pods());
+        pods.extend(self.memory().pods());
         pods
     }
 
-    /// The processors for a container that is to start.
+    /// The processors and the NUMA nodes for a container that is to start.
     pub(crate) fn cpus(&self, pod: &str, container: &str) -> Option<ContainerCpus> {
+        let mems: CpuSet = self.memory().nodes_of(pod, container).into_iter().collect();
         let state = self.cpu();
-        let set = state.of(pod, container)?.to_string();
-        Some(ContainerCpus { set, exclusive: state.exclusive(pod, container).is_some() })
+        let set = state.of(pod, container).map(ToString::to_string).unwrap_or_default();
+        let exclusive = state.exclusive(pod, container).is_some();
+        (!set.is_empty() || !mems.is_empty()).then(|| ContainerCpus {
+            set,
+            exclusive,
+            mems: mems.to_string(),
+        })
+    }
+
+    /// The memory of a container that comes from certain NUMA nodes.
+    pub(crate) fn memory_blocks(&self, pod: &str, container: &str) -> Vec<MemoryBlock> {
+        self.memory().blocks(pod, container).map(<[MemoryBlock]>::to_vec).unwrap_or_default()
+    }
+
+    /// Memory of each NUMA node that containers may have.
+    pub(crate) fn allocatable_memory(&self) -> Vec<MemoryBlock> {
+        self.memory().allocatable()
+    }
+
+    /// True if memory is given from certain NUMA nodes: its amount cannot change then.
+    pub(crate) fn has_static_memory(&self) -> bool {
+        self.memory().is_static()
     }
 
     /// The processors that are a container's own, and those that could be.
@@ -325,18 +405,21 @@ impl ResourceManager {
     /// The pod has ended.
     pub(crate) async fn release(&self, pod: &str) {
         self.devices.release(pod).await;
-        let released = self.cpu().release(pod);
-        self.after_release(released).await;
+        let (released, freed) = (self.cpu().release(pod), self.memory().release(pod));
+        self.after_release(released, freed).await;
     }
 
     /// Frees the resources of pods that do not exist any longer.
     pub(crate) async fn retain(&self, live: &BTreeSet<String>) {
         self.devices.retain(live).await;
-        let released = self.cpu().retain(live);
-        self.after_release(released).await;
+        let (released, freed) = (self.cpu().retain(live), self.memory().retain(live));
+        self.after_release(released, freed).await;
     }
 
-    async fn after_release(&self, released: bool) {
+    async fn after_release(&self, released: bool, freed: bool) {
+        if freed && let Err(error) = self.save_memory().await {
+            tracing::warn!(%error, "could not write the memory manager's state; the next change tries again");
+        }
         if !released {
             return;
         }
@@ -349,6 +432,13 @@ impl ResourceManager {
     async fn save(&self) -> io::Result<()> {
         let _last = self.saving.lock().await;
         let (path, bytes) = (self.path.clone(), self.cpu().file());
+        let written = tokio::task::spawn_blocking(move || state_file::write(&path, &bytes)).await;
+        written.unwrap_or_else(|e| Err(io::Error::other(e)))
+    }
+
+    async fn save_memory(&self) -> io::Result<()> {
+        let _last = self.saving.lock().await;
+        let (path, bytes) = (self.memory_path.clone(), self.memory().file());
         let written = tokio::task::spawn_blocking(move || state_file::write(&path, &bytes)).await;
         written.unwrap_or_else(|e| Err(io::Error::other(e)))
     }
@@ -384,7 +474,7 @@ impl ResourceManager {
         for container in running {
             let text = |key: &str| container.labels.get(key).map(String::as_str).unwrap_or_default();
             let Some(cpus) = self.cpus(text(labels::POD_UID), text(labels::CONTAINER_NAME)) else { continue };
-            if applied.get(&container.id) == Some(&cpus.set) {
+            if cpus.set.is_empty() || applied.get(&container.id) == Some(&cpus.set) {
                 continue;
             }
             let linux = LinuxContainerResources { cpuset_cpus: cpus.set.clone(), ..Default::default() };

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 /// Nodes with numbers below 64, one bit each.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub(crate) struct NumaMask(u64);
 
 impl NumaMask {

@@ -1,7 +1,9 @@
-//! The CPU manager and the topology manager: processors of a container's own, and resources near to one another.
+//! The CPU manager, the memory manager and the topology manager: processors of a container's own, memory of some NUMA
+//! nodes, and resources near to one another.
 //!
 //! `machine.rs` reads where processors are; `assign.rs`, `cpu.rs`, `hint.rs` and `device_hints.rs` decide and are pure;
-//! `manager.rs` holds the state, keeps it in the file `cpu_manager_state` and updates the runtime.
+//! `memory.rs` decides which NUMA nodes memory comes from, and is pure. `manager.rs` holds the state, keeps it in the files
+//! `cpu_manager_state` and `memory_manager_state` and updates the runtime.
 
 mod assign;
 mod cpu;
@@ -11,6 +13,8 @@ mod hint;
 mod machine;
 mod manager;
 mod mask;
+mod memory;
+mod memory_file;
 
 pub use cpu::{CpuOptionError, CpuOptions, CpuPolicy, CpuStartError};
 pub use cpuset::{CpuSetError, cpu_count};
@@ -19,5 +23,8 @@ pub use hint::{TopologyPolicy, TopologyScope};
 pub(crate) use machine::CpuTopology;
 #[cfg(test)]
 pub(crate) use machine::tests::machine as test_machine;
-pub(crate) use manager::{ContainerCpus, ResourceManager, at_once};
+pub(crate) use manager::{ContainerCpus, NodeReserve, ResourceManager, at_once};
 pub use manager::{ResourceSettings, ResourceStartError};
+pub(crate) use memory::{Block as MemoryBlock, read_nodes as read_memory_nodes};
+pub use memory::{MemoryPolicy, MemoryStartError, NumaReservation};
+pub use memory_file::MemoryFileError;

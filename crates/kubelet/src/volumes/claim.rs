@@ -102,7 +102,8 @@ async fn set_up(
         PersistentSetUp { pod: request, name: &volume_name, volume: &volume, spec, claim: &claim, read_only };
     let ready = (plugin.set_up)(wanted).await?;
     let settled = ready.refresh_at.is_none();
-    Ok(ReadyVolume { read_only: ready.read_only || read_only, block, settled, ..ready })
+    let claim = Some(claim_name.to_owned());
+    Ok(ReadyVolume { read_only: ready.read_only || read_only, block, settled, claim, ..ready })
 }
 
 fn problem(error: &kube::Error, kind: &str, name: &str) -> String {

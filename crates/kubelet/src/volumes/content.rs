@@ -2,6 +2,7 @@
 
 use super::payload::{self, Payload};
 use super::plugins::SetUp;
+use super::stats::Measure;
 use super::{ReadyVolume, SourceError, Volumes, atomic, blocking, kernel};
 use crate::objects;
 use crate::pod::model::PodId;
@@ -23,7 +24,7 @@ pub(super) async fn write(
         atomic::write(&target, &payload, group)
     })
     .await?;
-    Ok(ReadyVolume { read_only: true, ..ReadyVolume::writable(path) })
+    Ok(ReadyVolume { read_only: true, measure: Some(Measure::Count), ..ReadyVolume::writable(path) })
 }
 
 /// Which keys of an object become which files.

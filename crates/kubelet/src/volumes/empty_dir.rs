@@ -2,6 +2,7 @@
 
 use super::kernel::{self, Tmpfs};
 use super::plugins::{SetUp, VolumePlugin};
+use super::stats::Measure;
 use super::{ReadyVolume, SourceError, blocking};
 use crate::pod::model;
 use crate::quantity;
@@ -32,7 +33,7 @@ async fn set_up(request: SetUp<'_>) -> Result<ReadyVolume, SourceError> {
         let memory = medium == "Memory";
         blocking(&path, move || ensure(&target, memory, limit, group)).await?;
     }
-    Ok(ReadyVolume::writable(path))
+    Ok(ReadyVolume { measure: Some(Measure::Count), ..ReadyVolume::writable(path) })
 }
 
 /// Why a volume of huge pages cannot be made.

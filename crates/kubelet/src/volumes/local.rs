@@ -1,12 +1,16 @@
 //! PersistentVolumes of kind `local`: directories and block devices of the node.
 
+use super::format::{DeviceMount, FormatError, format_and_mount};
 use super::kernel;
 use super::local_path;
 use super::ownership::{self, GroupChange};
 use super::plugins::{PersistentPlugin, PersistentSetUp};
-use super::{ReadyVolume, SourceError};
+use super::stats::Measure;
+use super::{ReadyVolume, SourceError, blocking};
 use crate::pod::model;
+use ferrite_hostfs::mounts;
 use futures_util::FutureExt;
+use k8s_openapi::api::core::v1::LocalVolumeSource;
 use nix::sys::stat::{SFlag, fstat};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -18,10 +22,8 @@ pub(crate) enum LocalError {
     Missing(PathBuf),
     #[error("path {path:?} is {found}, and the volume has volumeMode {mode}")]
     WrongKind { path: PathBuf, found: &'static str, mode: &'static str },
-    #[error(
-        "a file system on the block device {0:?} cannot be mounted by this node: mount it and name its directory"
-    )]
-    Format(PathBuf),
+    #[error(transparent)]
+    Format(#[from] FormatError),
     #[error("{path}: {source}")]
     Io { path: PathBuf, source: io::Error },
 }
@@ -50,6 +52,9 @@ async fn set_up(request: PersistentSetUp<'_>) -> Result<ReadyVolume, SourceError
         .group
         .filter(|_| !request.read_only)
         .map(|group| GroupChange { group, only_on_mismatch: policy.as_deref() == Some("OnRootMismatch") });
+    if is_device(&path, provisioned.is_none()).await? {
+        return on_device(&request, source, &path, point, change).await;
+    }
     let target = point.clone();
     let made = tokio::task::spawn_blocking(move || {
         let place = match provisioned {
@@ -65,7 +70,50 @@ async fn set_up(request: PersistentSetUp<'_>) -> Result<ReadyVolume, SourceError
         Ok::<_, LocalError>(())
     });
     made.await.unwrap_or_else(|e| Err(io_error(&point, io::Error::other(e))))?;
-    Ok(ReadyVolume::writable(point))
+    Ok(ReadyVolume { measure: Some(Measure::FileSystem), ..ReadyVolume::writable(point) })
+}
+
+async fn is_device(path: &Path, may_be: bool) -> Result<bool, SourceError> {
+    let place = path.to_owned();
+    let found = tokio::task::spawn_blocking(move || match std::fs::metadata(&place) {
+        Ok(found) => Ok(std::os::unix::fs::FileTypeExt::is_block_device(&found.file_type())),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(e) => Err(io_error(&place, e)),
+    });
+    Ok(may_be && found.await.unwrap_or_else(|e| Err(io_error(path, io::Error::other(e))))?)
+}
+
+/// Mounts the file system of a device in the pod's directory; a device without one gets one first.
+async fn on_device(
+    request: &PersistentSetUp<'_>,
+    source: &LocalVolumeSource,
+    path: &Path,
+    point: PathBuf,
+    change: Option<GroupChange>,
+) -> Result<ReadyVolume, SourceError> {
+    let target = point.clone();
+    let mounted = blocking(&point, move || {
+        std::fs::create_dir_all(&target)?;
+        mounts::is_mount_point(&target)
+    })
+    .await?;
+    if !mounted {
+        // Two pods must not format one device at the same time.
+        let _alone = request.pod.volumes.formatting.lock().await;
+        let wanted = DeviceMount {
+            device: path,
+            point: &point,
+            kind: source.fs_type.as_deref().unwrap_or_default(),
+            read_only: request.read_only,
+            options: request.spec.mount_options.as_deref().unwrap_or_default(),
+        };
+        format_and_mount(&wanted).await.map_err(LocalError::Format)?;
+        if let Some(change) = change {
+            let target = point.clone();
+            blocking(&point, move || ownership::apply(&target, change)).await?;
+        }
+    }
+    Ok(ReadyVolume { measure: Some(Measure::FileSystem), ..ReadyVolume::writable(point) })
 }
 
 fn io_error(path: &Path, source: io::Error) -> LocalError {
@@ -83,7 +131,6 @@ fn open(path: &Path, block: bool) -> Result<OwnedFd, LocalError> {
     let wrong = |found, mode| Err(LocalError::WrongKind { path: path.to_owned(), found, mode });
     match (kind, block) {
         (SFlag::S_IFDIR, false) | (SFlag::S_IFBLK, true) => Ok(place),
-        (SFlag::S_IFBLK, false) => Err(LocalError::Format(path.to_owned())),
         (SFlag::S_IFDIR, true) => wrong("a directory", "Block"),
         (_, true) => wrong("no block device", "Block"),
         (_, false) => wrong("no directory", "Filesystem"),

@@ -10,6 +10,9 @@ mod content;
 pub(crate) mod csi;
 mod downward_api;
 mod empty_dir;
+mod format;
+#[cfg(test)]
+mod hang_tests;
 mod host_path;
 pub(crate) mod image;
 mod kernel;
@@ -21,6 +24,7 @@ mod payload;
 mod plugins;
 mod projected;
 mod secret;
+pub(crate) mod stats;
 mod token;
 
 #[cfg(test)]
@@ -38,11 +42,13 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod, Volume, VolumeMount};
 use payload::PayloadError;
 use plugins::SetUp;
+use stats::{Measure, MeasuredVolume, VolumeStats};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 #[derive(Debug, thiserror::Error)]
@@ -113,12 +119,24 @@ struct ReadyVolume {
     settled: bool,
     /// When it must be brought up to date at the latest.
     refresh_at: Option<Timestamp>,
+    /// The way to measure it; as upstream, not every kind is measured.
+    measure: Option<Measure>,
+    /// The claim that the pod uses it through.
+    claim: Option<String>,
 }
 
 impl ReadyVolume {
     /// A directory or file that containers may write.
     fn writable(path: PathBuf) -> Self {
-        Self { path, read_only: false, block: false, settled: false, refresh_at: None }
+        Self {
+            path,
+            read_only: false,
+            block: false,
+            settled: false,
+            refresh_at: None,
+            measure: None,
+            claim: None,
+        }
     }
 }
 
@@ -147,6 +165,8 @@ pub(crate) struct VolumesConfig {
     pub limits: NodeLimits,
     pub node_name: String,
     pub recorder: EventRecorder,
+    /// Interval at which the space in volumes is measured; none: never.
+    pub stats_period: Option<Duration>,
 }
 
 pub(crate) struct Volumes {
@@ -158,6 +178,9 @@ pub(crate) struct Volumes {
     limits: NodeLimits,
     node: Informer<Node>,
     csi: Csi,
+    stats: VolumeStats,
+    /// One device is formatted at a time.
+    formatting: tokio::sync::Mutex<()>,
 }
 
 impl Volumes {
@@ -168,10 +191,22 @@ impl Volumes {
         node: Informer<Node>,
         scope: &Scope,
     ) -> Self {
-        let VolumesConfig { root, local_volumes, limits, node_name, recorder } = config;
+        let VolumesConfig { root, local_volumes, limits, node_name, recorder, stats_period } = config;
+        let stats = VolumeStats::new(stats_period);
         let tokens = Arc::new(Tokens::new(client.clone()));
         let csi = Csi::new(&root, &node_name, client.clone(), tokens.clone(), recorder, node.clone(), scope);
-        Self { root, local_volumes, client, objects, tokens, limits, node, csi }
+        Self {
+            root,
+            local_volumes,
+            client,
+            objects,
+            tokens,
+            limits,
+            node,
+            csi,
+            stats,
+            formatting: Default::default(),
+        }
     }
 
     /// The pods' service account tokens.
@@ -182,6 +217,11 @@ impl Volumes {
     /// The volumes of CSI drivers.
     pub(crate) fn csi(&self) -> &Csi {
         &self.csi
+    }
+
+    /// The space in the volumes of pods, by UID of the pod.
+    pub(crate) async fn figures(&self) -> BTreeMap<String, Vec<MeasuredVolume>> {
+        self.stats.figures(&self.csi).await
     }
 
     /// The kubelet's directory.
@@ -222,6 +262,12 @@ impl Volumes {
             };
             ready.refresh_at = [ready.refresh_at, one.refresh_at].into_iter().flatten().min();
             ready.volumes.insert(volume.name.clone(), one);
+        }
+        let uid = PodId::of(pod).uid;
+        for (name, volume) in &ready.volumes {
+            if let Some(measure) = &volume.measure {
+                self.stats.note(&uid, name, &volume.path, volume.claim.clone(), measure.clone());
+            }
         }
         Ok(ready)
     }
@@ -328,6 +374,7 @@ impl Volumes {
         let sub_paths = self.pod_dir(uid).join("volume-subpaths");
         let removed = tokio::task::spawn_blocking(move || kernel::remove_tree(&sub_paths)).await;
         removed.map_err(io::Error::other)??;
+        self.stats.forget(uid);
         self.csi.unpublish(uid).await?;
         self.tokens.forget(uid);
         self.objects.release(uid);

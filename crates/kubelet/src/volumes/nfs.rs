@@ -1,6 +1,7 @@
 //! nfs volumes, through the node's own mount helper.
 
 use super::plugins::{PersistentPlugin, PersistentSetUp, SetUp, VolumePlugin};
+use super::stats::Measure;
 use super::{ReadyVolume, SourceError, blocking};
 use ferrite_hostfs::mounts;
 use futures_util::FutureExt;
@@ -65,7 +66,8 @@ async fn set_up(
     if !mounted {
         mount(&arguments(source, read_only, options, &point)).await?;
     }
-    Ok(ReadyVolume { read_only, settled: true, ..ReadyVolume::writable(point) })
+    let measure = Some(Measure::FileSystem);
+    Ok(ReadyVolume { read_only, settled: true, measure, ..ReadyVolume::writable(point) })
 }
 
 /// The arguments of the mount program. Nothing after `--` is an option, whatever the server's name is.

@@ -4,8 +4,10 @@ use super::node::node_use;
 use super::{PodFigures, PodKey, Pods, cpu_nanoseconds, number, pods, swap, working_set};
 use crate::pod::context::Context;
 use crate::server::{Answer, answer, full, text};
+use crate::volumes::stats::{MeasuredVolume, VolumeFigures};
 use ferrite_cri::v1::{ContainerStats, NetworkInterfaceUsage, UInt64Value};
 use hyper::StatusCode;
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 fn exposition(body: String) -> Answer {
@@ -88,8 +90,41 @@ pub(in crate::server) async fn metrics(context: &Context) -> Answer {
     let help = "The node's name. The count is always 1.";
     let node = format!("node=\"{}\"", context.node_name);
     family(&mut out, "kubelet_node_name", "gauge", help, one(node, 1.0));
+    volume_metrics(&mut out, &pods, &context.volumes.figures().await);
     out.push_str(&ferrite_component::metrics::registry().text());
     exposition(out)
+}
+
+type VolumeFigure = fn(&VolumeFigures) -> Option<u64>;
+
+/// The space in volumes that pods use through claims. Two pods that share a claim have one line.
+fn volume_metrics(out: &mut String, pods: &Pods, volumes: &BTreeMap<String, Vec<MeasuredVolume>>) {
+    let families: [(&str, &str, VolumeFigure); 6] = [
+        ("kubelet_volume_stats_available_bytes", "Number of available bytes in the volume", |f| f.available),
+        ("kubelet_volume_stats_capacity_bytes", "Capacity in bytes of the volume", |f| f.capacity),
+        ("kubelet_volume_stats_inodes", "Maximum number of inodes in the volume", |f| f.inodes),
+        ("kubelet_volume_stats_inodes_free", "Number of free inodes in the volume", |f| f.inodes_free),
+        ("kubelet_volume_stats_inodes_used", "Number of used inodes in the volume", |f| f.inodes_used),
+        ("kubelet_volume_stats_used_bytes", "Number of used bytes in the volume", |f| f.used),
+    ];
+    let mut claims: BTreeMap<(&str, &str), &VolumeFigures> = BTreeMap::new();
+    for pod in pods.keys() {
+        for volume in volumes.get(&pod.uid).into_iter().flatten() {
+            if let Some(claim) = &volume.claim {
+                claims.insert((&pod.namespace, claim), &volume.figures);
+            }
+        }
+    }
+    for (name, help, figure) in families {
+        let lines = claims.iter().filter_map(|((namespace, claim), figures)| {
+            let labels = format!("namespace=\"{namespace}\",persistentvolumeclaim=\"{claim}\"");
+            Some((labels, figure(figures)? as f64))
+        });
+        let lines: Vec<(String, f64)> = lines.collect();
+        if !lines.is_empty() {
+            family(out, name, "gauge", help, lines.into_iter());
+        }
+    }
 }
 
 const CPU: (&str, &str, &str) =

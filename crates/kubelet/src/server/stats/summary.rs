@@ -5,11 +5,13 @@ use super::{PodFigures, PodKey, Pods, number, pods};
 use crate::pod::context::Context;
 use crate::pod::model::{self, PodId};
 use crate::server::{Answer, json, text};
+use crate::volumes::stats::{MeasuredVolume, VolumeFigures};
 use ferrite_cri::v1::{ContainerStats, CpuUsage, MemoryUsage, NetworkInterfaceUsage};
 use ferrite_json::{Value, json};
 use hyper::StatusCode;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -57,6 +59,21 @@ fn fs_json(now: &str, on: Option<FileSystem>, used: Option<u64>, inodes_used: Op
     })
 }
 
+fn volume_json(volume: &MeasuredVolume, namespace: &str) -> Value {
+    let VolumeFigures { available, capacity, used, inodes, inodes_free, inodes_used } = volume.figures;
+    json!({
+        "time": stamp(volume.at),
+        "availableBytes": available,
+        "capacityBytes": capacity,
+        "usedBytes": used,
+        "inodesFree": inodes_free,
+        "inodes": inodes,
+        "inodesUsed": inodes_used,
+        "name": volume.name,
+        "pvcRef": volume.claim.as_ref().map(|name| json!({"name": name, "namespace": namespace})),
+    })
+}
+
 fn interface_json(interface: &NetworkInterfaceUsage) -> Value {
     json!({
         "name": interface.name,
@@ -84,6 +101,8 @@ struct Places {
     kubelet: PathBuf,
     logs: PathBuf,
     pods: Vec<Arc<Pod>>,
+    /// By UID of the pod.
+    volumes: BTreeMap<String, Vec<MeasuredVolume>>,
 }
 
 struct Space {
@@ -193,6 +212,9 @@ impl Places {
                 Some(spaces().map(|s| s.bytes).sum()),
                 Some(spaces().map(|s| s.inodes).sum()),
             ),
+            "volume": self.volumes.get(&key.uid).map(|all| {
+                all.iter().map(|volume| volume_json(volume, &key.namespace)).collect::<Vec<_>>()
+            }),
             "process_stats": processes.map(|count| json!({"process_count": count})),
             "swap": figures.swap().map(|bytes| json!({"time": now, "swapUsageBytes": bytes})),
             "containers": measured.into_iter().map(|(shown, _)| shown).collect::<Vec<_>>(),
@@ -237,6 +259,7 @@ pub(in crate::server) async fn summary(context: &Context) -> Answer {
         kubelet: context.volumes.root().to_path_buf(),
         logs: context.log_dir.clone(),
         pods: context.pods.list(),
+        volumes: context.volumes.figures().await,
     };
     let name = context.node_name.clone();
     // Files of containers are counted: that may take a while.
@@ -300,12 +323,24 @@ mod tests {
             kubelet: dir.path().to_path_buf(),
             logs: dir.path().join("logs"),
             pods: vec![Arc::new(pod)],
+            volumes: BTreeMap::from([(
+                "u".to_owned(),
+                vec![MeasuredVolume {
+                    name: "data".into(),
+                    claim: Some("claim".into()),
+                    at: Timestamp::UNIX_EPOCH,
+                    figures: VolumeFigures { used: Some(7), ..VolumeFigures::default() },
+                }],
+            )]),
         };
         let summary = places.summary("node", &Pods::from([(key, figures)]));
         let pod = &summary["pods"][0];
         assert_eq!(pod["startTime"], "2026-01-01T00:00:00Z");
         assert_eq!((&pod["network"]["name"], &pod["network"]["rxBytes"]), (&json!("eth0"), &json!(7)));
         assert_eq!(pod["network"]["interfaces"][0]["rxBytes"], 7);
+        let volume = &pod["volume"][0];
+        assert_eq!(volume["pvcRef"], json!({"name": "claim", "namespace": "n"}));
+        assert_eq!((&volume["usedBytes"], volume.get("inodes")), (&json!(7), None));
         assert_eq!(pod["process_stats"]["process_count"], 3);
         let container = &pod["containers"][0];
         assert_eq!(container["rootfs"]["usedBytes"], 1000);

@@ -136,7 +136,14 @@ fn settings_that_do_not_go_together_are_refused() {
         let scope = ferrite_client::Scope::new();
         let devices =
             Devices::open(&dir.path().join("d"), crate::clock::Clock::System, Arc::default(), |_| {}, &scope);
-        ResourceManager::start(settings, topology, 1000, dir.path(), devices.unwrap()).err()
+        ResourceManager::start(
+            settings,
+            topology,
+            &NodeReserve { cpu_milli: 1000, ..NodeReserve::default() },
+            dir.path(),
+            devices.unwrap(),
+        )
+        .err()
     };
     let machine = crate::topology::test_machine;
     let aligned = CpuPolicy::Static(CpuOptions { align_by_socket: true, ..CpuOptions::default() });
@@ -153,4 +160,81 @@ fn settings_that_do_not_go_together_are_refused() {
     let none = ResourceSettings { cpu_policy: CpuPolicy::None, ..single };
     let said = start(none, machine(1, 1, 2, 1)).unwrap().to_string();
     assert!(said.contains("please drain this node and delete the CPU manager checkpoint file"), "{said}");
+}
+
+/// Memory of the first node is reserved in part; a pod of a mebibyte has room there.
+fn memory_settings(policy: TopologyPolicy) -> ResourceSettings {
+    ResourceSettings {
+        memory_policy: MemoryPolicy::Static,
+        reserved_memory: vec![NumaReservation {
+            numa_node: 0,
+            limits: [("memory".to_owned(), 1 << 20)].into(),
+        }],
+        ..settings(policy)
+    }
+}
+
+fn asking_memory(name: &str, cpu: &str, memory: &str) -> Value {
+    let amounts = json!({"cpu": cpu, "memory": memory});
+    json!({"containers": [{"name": name, "image": "busybox:1", "imagePullPolicy": "IfNotPresent",
+        "resources": {"limits": &amounts, "requests": &amounts}}]})
+}
+
+fn memory_state(h: &Harness) -> String {
+    std::fs::read_to_string(h.dir.path().join("kubelet/memory_manager_state")).unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn memory_and_processors_come_from_one_node() {
+    let h = Harness::start_with(memory_settings(TopologyPolicy::SingleNumaNode)).await;
+    // The first node has seven mebibytes and one processor.
+    h.create("a", asking_memory("a", "1", "6Mi"));
+    h.until_phase("a", "Running").await;
+    let a = given(&h, "a");
+    assert_eq!((a.cpuset_mems.as_str(), a.cpuset_cpus.as_str()), ("0", "1"));
+    h.create("b", asking_memory("b", "500m", "8Mi"));
+    h.until_phase("b", "Running").await;
+    assert_eq!(given(&h, "b").cpuset_mems, "1");
+    assert!(
+        memory_state(&h).contains(r#""uid-b":{"b":[{"numaAffinity":[1],"type":"memory","size":8388608}]}"#)
+    );
+    let blocks = h.context.resources.memory_blocks("uid-a", "a");
+    assert_eq!((blocks.len(), blocks[0].size), (1, 6 << 20));
+    assert_eq!(h.context.resources.allocatable_memory().len(), 2);
+
+    // No node has as much left.
+    h.create("c", asking_memory("c", "100m", "2Mi"));
+    let refused = h.until_phase("c", "Failed").await;
+    assert_eq!(refused["status"]["reason"], "UnexpectedAdmissionError", "{refused}");
+
+    // The kubelet restarts: everything is as it was. A pod that ends gives its memory back.
+    let h = h.restart().await;
+    assert_eq!(h.context.resources.memory_blocks("uid-b", "b").len(), 1);
+    h.delete("b", 0);
+    h.until_gone("b").await;
+    assert!(!memory_state(&h).contains("uid-b"), "{}", memory_state(&h));
+    h.create("d", asking_memory("d", "100m", "8Mi"));
+    h.until_phase("d", "Running").await;
+    assert_eq!(given(&h, "d").cpuset_mems, "1");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_without_room_on_any_nodes_is_refused() {
+    let h = Harness::start_with(memory_settings(TopologyPolicy::None)).await;
+    h.create("wide", asking_memory("w", "500m", "10Mi"));
+    h.until_phase("wide", "Running").await;
+    assert_eq!(given(&h, "w").cpuset_mems, "0-1");
+    // Both nodes give memory together: no pod has one of them alone.
+    h.create("small", asking_memory("s", "100m", "1Mi"));
+    h.until_phase("small", "Running").await;
+    assert_eq!(given(&h, "s").cpuset_mems, "0-1");
+    h.create("large", asking_memory("l", "100m", "5Mi"));
+    let refused = h.until_phase("large", "Failed").await;
+    assert_eq!(refused["status"]["reason"], "UnexpectedAdmissionError");
+    let message = refused["status"]["message"].as_str().unwrap_or_default();
+    assert!(message.contains("no NUMA nodes with enough memory is available"), "{message}");
+    // A pod that is not Guaranteed has memory of all nodes.
+    h.create("plain", plain("p"));
+    h.until_phase("plain", "Running").await;
+    assert_eq!(given(&h, "p").cpuset_mems, "");
 }

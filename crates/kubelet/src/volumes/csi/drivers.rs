@@ -36,6 +36,10 @@ impl Drivers {
         self.registered.borrow().contains_key(name)
     }
 
+    pub(super) fn get(&self, name: &str) -> Option<Driver> {
+        self.registered.borrow().get(name).cloned()
+    }
+
     /// The driver, as soon as it is registered.
     pub(super) async fn wait(&self, name: &str) -> Result<Driver, CsiError> {
         let mut registered = self.registered.subscribe();

@@ -12,6 +12,7 @@ mod attach;
 mod data;
 mod drivers;
 mod expand;
+mod figures;
 mod ledger;
 mod mount;
 mod node_info;

@@ -9,6 +9,7 @@ use crate::pod::model;
 use crate::volumes::ReadyVolume;
 use crate::volumes::ownership::{self, GroupChange};
 use crate::volumes::plugins::{PersistentSetUp, SetUp};
+use crate::volumes::stats::Measure;
 use ferrite_client::csi::{attach_required, attachment_name};
 use ferrite_client::{Api, message_of};
 use ferrite_csi::v1::{NodePublishVolumeRequest, NodeStageVolumeRequest};
@@ -84,6 +85,11 @@ impl Csi {
             block: wanted.block,
             settled: !resync,
             refresh_at: resync.then(|| clock::add(request.now, RESYNC)),
+            measure: Some(Measure::Driver {
+                driver: wanted.driver.clone(),
+                handle: wanted.handle.clone(),
+                staging: self.with_ledger(|ledger| ledger.stage_of(&id)).map(|stage| stage.path),
+            }),
             ..ReadyVolume::writable(place.target)
         })
     }
