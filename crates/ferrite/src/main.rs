@@ -5,6 +5,8 @@ mod alone;
 mod apiserver;
 mod auditing;
 mod authority;
+mod authorizing;
+mod certificate_files;
 mod certificates;
 mod cli;
 mod cluster;
@@ -43,6 +45,7 @@ mod timeline;
 mod tools;
 mod up;
 mod watchdog;
+mod webhook_client;
 
 use clap::Parser;
 use std::process::ExitCode;

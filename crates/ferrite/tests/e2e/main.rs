@@ -33,6 +33,7 @@ mod nodes;
 mod pods;
 mod proxy;
 mod registry;
+mod reviews;
 mod rollout;
 mod server;
 mod servers;
