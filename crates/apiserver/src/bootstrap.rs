@@ -66,13 +66,18 @@ pub(crate) async fn provide_namespace(server: &ApiServer, name: &str) -> Result<
 /// The Service of the API server itself, and where it is.
 async fn services(server: &ApiServer) -> Result<(), Status> {
     let port = server.config.advertise.port();
-    let service = json!({
+    let mut service = json!({
         "metadata": {"name": "kubernetes", "labels": {"component": "apiserver", "provider": "kubernetes"}},
         "spec": {
             "clusterIP": server.registry.services.first_address().map(|address| address.to_string()),
             "ports": [{"name": "https", "protocol": "TCP", "port": 443, "targetPort": port}],
         },
     });
+    let node_port = server.config.kubernetes_service_node_port;
+    if node_port != 0 {
+        service["spec"]["type"] = "NodePort".into();
+        service["spec"]["ports"][0]["nodePort"] = node_port.into();
+    }
     ensure(server, "", "services", "default", service).await?;
     server.registry.repair_addresses().await?;
     endpoints::reconcile(server).await

@@ -29,7 +29,7 @@ use futures_util::FutureExt;
 use http_body_util::BodyExt;
 use jiff::Timestamp;
 use std::collections::BTreeMap;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, RwLock};
@@ -160,6 +160,12 @@ pub struct Config {
     pub endpoint_reconciler: EndpointReconciler,
     /// The name of this machine, as the server's Lease has it. Without a name there is no Lease.
     pub host_name: String,
+    /// The host in addresses of this server that clients see; the advertised address when empty.
+    pub external_host: String,
+    /// The port that the Service `kubernetes` opens on every node; zero for none.
+    pub kubernetes_service_node_port: u16,
+    /// True if redirects of extension API servers are refused; else clients get them.
+    pub rejects_redirects: bool,
     /// The audit settings. None turns auditing off.
     pub audit: Option<AuditConfig>,
 }
@@ -200,7 +206,22 @@ impl Config {
             bootstrap_tokens: false,
             endpoint_reconciler: EndpointReconciler::default(),
             host_name: String::new(),
+            external_host: String::new(),
+            kubernetes_service_node_port: 0,
+            rejects_redirects: true,
             audit: None,
+        }
+    }
+
+    /// Host and port of this server as clients see them.
+    pub(crate) fn external_address(&self) -> String {
+        let host = self.external_host.as_str();
+        match host.parse::<IpAddr>() {
+            _ if host.is_empty() => self.advertise.to_string(),
+            Ok(address) => SocketAddr::new(address, self.advertise.port()).to_string(),
+            // The host may come with a port of its own.
+            Err(_) if host.contains(':') => host.to_owned(),
+            Err(_) => format!("{host}:{}", self.advertise.port()),
         }
     }
 

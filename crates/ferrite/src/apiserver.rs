@@ -21,7 +21,7 @@ use ferrite_pki::{ClusterPki, Purpose, Subject};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::task::JoinSet;
 
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -378,11 +378,11 @@ pub struct Place {
 pub const CLUSTER_DOMAIN: &str = "cluster.local";
 
 /// Listens on the same port of every address.
-async fn bind(addresses: &[IpAddr], mut port: u16) -> Result<Vec<TcpListener>, BoxError> {
+fn bind(addresses: &[IpAddr], mut port: u16, shared: bool) -> Result<Vec<TcpListener>, BoxError> {
     let mut listeners = Vec::with_capacity(addresses.len());
     for ip in addresses {
         let address = SocketAddr::new(*ip, port);
-        let listener = TcpListener::bind(address).await.map_err(|e| -> BoxError {
+        let listener = listen(address, shared).map_err(|e| -> BoxError {
             match e.kind() {
                 std::io::ErrorKind::AddrInUse => format!(
                     "port {port} is in use: stop what uses it (`ss -ltnp 'sport = :{port}'` shows it), or choose another with --port"
@@ -398,6 +398,16 @@ async fn bind(addresses: &[IpAddr], mut port: u16) -> Result<Vec<TcpListener>, B
     Ok(listeners)
 }
 
+/// Opens a port, which other processes may open too if it is shared.
+fn listen(address: SocketAddr, shared: bool) -> std::io::Result<TcpListener> {
+    const BACKLOG: u32 = 1024;
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    socket.set_reuseaddr(true)?;
+    socket.set_reuseport(shared)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
+}
+
 /// The server's identity towards kubelets.
 const KUBELET_CLIENT: &str = "kube-apiserver-kubelet-client";
 
@@ -409,7 +419,7 @@ impl ApiServerHandle {
     pub async fn start(paths: &Paths, options: &ServerOptions, place: &Place) -> Result<Self, BoxError> {
         let node_address = place.address;
         let addresses = options.bind_address.as_ref().map_or(&place.listen[..], std::slice::from_ref);
-        let listeners = bind(addresses, options.secure_port).await?;
+        let listeners = bind(addresses, options.secure_port, place.standalone.permit_port_sharing)?;
         let listening = listeners.first().ok_or("there is no address to listen on")?.local_addr()?;
         let storage = Storage::open(paths, &options.storage, node_address).await?;
         let store = Arc::clone(&storage.store);
@@ -500,10 +510,15 @@ impl ApiServerHandle {
             },
             host_name: nix::unistd::gethostname()?.to_string_lossy().to_lowercase(),
             audit: options.audit.read().await?,
+            external_host: standalone.external_hostname.clone(),
+            kubernetes_service_node_port: standalone.kubernetes_service_node_port,
+            rejects_redirects: standalone.aggregator_reject_forwarding_redirect,
             admission: AdmissionPlugins {
                 enable: options.enable_admission_plugins.clone(),
                 disable: options.disable_admission_plugins.clone(),
                 configurations,
+                only: (!standalone.admission_control.is_empty())
+                    .then(|| standalone.admission_control.clone()),
                 webhook_senders: Some(Arc::new(WebhookClients)),
             },
             ..usual

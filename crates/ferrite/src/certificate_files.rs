@@ -136,7 +136,7 @@ impl CertificateFiles {
         let handshake = Handshake {
             by_name: loaded.by_name.clone(),
             other_clients: Some(&loaded.request_header.client_ca),
-            ..self.standalone.handshake(&["h2", "http/1.1"])
+            ..self.standalone.handshake()
         };
         Ok(ferrite_pki::server_config_with(&loaded.serving, &loaded.client_ca, &handshake)?)
     }

@@ -1,8 +1,10 @@
 //! One binary, many names: `ferrite <component>`, or a symlink named like the component.
 
+mod accepted;
 mod agent;
 mod alone;
 mod apiserver;
+mod apiserver_flags;
 mod auditing;
 mod authority;
 mod authorizing;
@@ -24,6 +26,7 @@ mod joining;
 mod kube_controller_manager;
 mod kube_proxy;
 mod kube_scheduler;
+mod kube_scheduler_flags;
 mod kubeconfig;
 mod kubelet;
 mod local_storage;

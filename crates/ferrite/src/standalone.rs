@@ -1,7 +1,9 @@
 //! Flags of upstream's kube-apiserver for a server among foreign components: certificates and keys that somebody else
 //! made, ways to authenticate and to authorize.
 
+use crate::accepted::AcceptedFlags;
 use crate::apiserver::{BoxError, read_file};
+use crate::apiserver_flags::ApiServerFlags;
 use crate::authorizing::{AuthorizationOptions, TokenWebhookOptions};
 use ferrite_apiserver::{
     AuthenticationConfig, JwtAuthentication, Mode, OidcFlags, StaticTokens, go_duration,
@@ -93,6 +95,27 @@ pub struct StandaloneOptions {
     pub default_unreachable_toleration_seconds: i64,
     #[command(flatten)]
     pub accepted: AcceptedOptions,
+    #[command(flatten)]
+    pub accepted_flags: AcceptedFlags<ApiServerFlags>,
+    /// Serve HTTP/1.1 only.
+    #[arg(long, default_value_t = false, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub disable_http2_serving: bool,
+    /// Share the port with other servers of this machine: SO_REUSEPORT.
+    #[arg(long, default_value_t = false, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub permit_port_sharing: bool,
+    /// The host in addresses of this server that clients see; the address of the machine without it.
+    #[arg(long, value_name = "HOST", default_value = "")]
+    pub external_hostname: String,
+    /// Port that the Service `kubernetes` opens on every node; 0 for none.
+    #[arg(long, value_name = "PORT", default_value_t = 0)]
+    pub kubernetes_service_node_port: u16,
+    /// Refuse redirects of extension API servers instead of passing them on.
+    #[arg(long, default_value_t = true, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub aggregator_reject_forwarding_redirect: bool,
+    /// All admission plugins that work, and no others. Not together with --enable-admission-plugins and
+    /// --disable-admission-plugins, which are to be preferred.
+    #[arg(long, value_name = "PLUGINS", value_delimiter = ',', conflicts_with_all = ["enable_admission_plugins", "disable_admission_plugins"])]
+    pub admission_control: Vec<String>,
 }
 
 /// One issuer of OpenID Connect tokens. --authentication-config has several.
@@ -239,9 +262,9 @@ impl StandaloneOptions {
     }
 
     /// The choices of the handshake, without certificates.
-    pub fn handshake<'a>(&self, protocols: &'a [&'a str]) -> Handshake<'a> {
+    pub fn handshake<'a>(&self) -> Handshake<'a> {
         Handshake {
-            protocols,
+            protocols: if self.disable_http2_serving { &["http/1.1"] } else { &["h2", "http/1.1"] },
             newest_only: self.tls_min_version == "VersionTLS13",
             cipher_suites: self.tls_cipher_suites.clone(),
             ..Handshake::default()

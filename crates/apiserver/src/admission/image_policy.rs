@@ -114,8 +114,7 @@ impl Settings {
 pub(crate) async fn open(
     plugins: &AdmissionPlugins,
 ) -> Result<Option<Arc<dyn WebhookSender>>, ImagePolicyError> {
-    let named = |names: &[String]| names.iter().any(|name| name == NAME);
-    if !named(&plugins.enable) {
+    if !plugins.turns_on(NAME, false) {
         return Ok(None);
     }
     let settings = Settings::parse(plugins.configurations.get(NAME))?;

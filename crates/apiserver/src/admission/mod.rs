@@ -303,8 +303,21 @@ pub struct AdmissionPlugins {
     pub enable: Vec<String>,
     pub disable: Vec<String>,
     pub configurations: Configurations,
+    /// If it is given, these are on and no others.
+    pub only: Option<Vec<String>>,
     /// Connects the plugin ImagePolicyWebhook to its webhook.
     pub webhook_senders: Option<Arc<dyn WebhookSenders>>,
+}
+
+impl AdmissionPlugins {
+    /// Returns true if a plugin works that is on by default or not.
+    fn turns_on(&self, name: &str, default: bool) -> bool {
+        let named = |list: &[String]| list.iter().any(|listed| listed == name);
+        match &self.only {
+            Some(only) => named(only),
+            None => named(&self.enable) || (default && !named(&self.disable)),
+        }
+    }
 }
 
 /// A plugin at work.
@@ -363,14 +376,13 @@ impl Chain {
     ) -> Result<Self, String> {
         let webhook_metrics = Arc::default();
         let known: Vec<&str> = PLUGINS.iter().map(Row::name).chain(stage::names()).collect();
-        let mut names = wanted.enable.iter().chain(&wanted.disable).chain(wanted.configurations.keys());
+        let only = wanted.only.iter().flatten();
+        let mut names =
+            wanted.enable.iter().chain(&wanted.disable).chain(only).chain(wanted.configurations.keys());
         if let Some(name) = names.find(|name| !known.contains(&name.as_str())) {
             return Err(format!("no admission plugin is called {name:?}: there are {}", known.join(", ")));
         }
-        let named = |list: &[String], name: &str| list.iter().any(|listed| listed == name);
-        let works = |name: &str, default: bool| {
-            named(&wanted.enable, name) || (default && !named(&wanted.disable, name))
-        };
+        let works = |name: &str, default: bool| wanted.turns_on(name, default);
         let rows: Vec<&Row> = PLUGINS.iter().filter(|row| works(row.name(), row.default)).collect();
         let parts = |name: &str| Parts {
             configuration: wanted.configurations.get(name),

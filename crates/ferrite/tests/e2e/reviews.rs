@@ -190,3 +190,50 @@ fn the_file_of_authorizers_is_followed() {
         assert!(message.contains(part), "{flags:?}: {message}");
     }
 }
+
+#[test]
+fn images_by_a_webhook() {
+    let world = World::prepare(&[]);
+    let pki = ForeignPki::make(&world);
+    let webhook = ReviewWebhook::start(&world, &pki);
+    let config = world.write(
+        "admission.yaml",
+        &format!(
+            "apiVersion: apiserver.config.k8s.io/v1\nkind: AdmissionConfiguration\nplugins:\n- name: ImagePolicyWebhook\n\
+             \x20 configuration: {{imagePolicy: {{kubeConfigFile: {}, allowTTL: 50, denyTTL: -1, retryBackoff: 1, defaultAllow: false}}}}\n",
+            webhook.file()
+        ),
+    );
+    let flags = [
+        "--enable-admission-plugins=ImagePolicyWebhook",
+        "--disable-admission-plugins=ServiceAccount",
+        "--admission-control-config-file",
+        config.to_str().unwrap(),
+    ];
+    let server = Server::start(&world, &flags);
+    let run = |name: &str, image: &str| {
+        let annotation = "--annotations=mine.image-policy.k8s.io/ticket=7";
+        let kubeconfig = world.data().join("config/admin.kubeconfig");
+        let arguments = ["run", name, "--image", image, annotation];
+        let output = world.command("kubectl", &arguments).env("KUBECONFIG", kubeconfig).output().unwrap();
+        (output.status.success(), text(&output))
+    };
+    assert!(run("a", "good:1").0 && run("b", "good:1").0);
+    let (admitted, shown) = run("c", "bad:1");
+    let why =
+        "pods \"c\" is forbidden: image policy webhook backend denied one or more images: the image is bad";
+    assert!(!admitted && shown.contains(why), "{shown}");
+    let asked = webhook.reviews("ImageReview");
+    assert_eq!(asked.len(), 2, "a grant is kept");
+    assert_eq!(
+        asked[0]["spec"],
+        ferrite_json::json!({"containers": [{"image": "good:1"}], "namespace": "default",
+            "annotations": {"mine.image-policy.k8s.io/ticket": "7"}})
+    );
+    drop(webhook);
+    let (admitted, shown) = run("d", "other:1");
+    assert!(!admitted && shown.contains("pods \"d\" is forbidden"), "{shown}");
+    server.stop();
+    let message = fails(&world, &["kube-apiserver", "--bind-address=127.0.0.1", flags[0]]);
+    assert!(message.contains("ImagePolicyWebhook cannot be turned on: no config specified"), "{message}");
+}

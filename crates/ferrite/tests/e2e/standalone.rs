@@ -144,6 +144,13 @@ fn flags_that_ask_for_what_is_not_there_are_refused() {
     for (flags, part) in [
         (&["--authorization-mode=RBAC,Magic"][..], "choose among"),
         (&["--allow-privileged=false"], "cannot do without"),
+        (&["--cors-allowed-origins=example.com"], "does not pin to start/end of host"),
+        (&["--strict-transport-security-directives=max-age"], "allowed values: max-age=expireTime"),
+        (
+            &["--egress-selector-config-file=/x"],
+            "--egress-selector-config-file cannot be \"/x\": the server connects",
+        ),
+        (&["--admission-control=Magic"], "no admission plugin is called \"Magic\""),
         (&["--tls-cert-file=/no/such"], "--tls-private-key-file"),
         (&["--client-ca-file=/no/such"], "cannot read --client-ca-file /no/such"),
         (&["--tls-cipher-suites=TLS_RSA_WITH_RC4_128_SHA"], "no cipher suite"),
