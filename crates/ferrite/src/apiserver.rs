@@ -461,6 +461,10 @@ impl ApiServerHandle {
         let usual = Config::new(SocketAddr::new(node_address, listening.port()));
         let authorization = standalone.authorization.read().await?;
         let authorization = authorization.unwrap_or_else(|| usual.authorization.clone());
+        let by_name = [&options.enable_admission_plugins, &options.disable_admission_plugins];
+        if !standalone.admission_control.is_empty() && by_name.iter().any(|names| !names.is_empty()) {
+            return Err("admission-control and enable-admission-plugins/disable-admission-plugins flags are mutually exclusive".into());
+        }
         let mut configurations = match &options.admission_control_config_file {
             Some(file) => ferrite_apiserver::read_admission_config(file)?,
             None => ferrite_apiserver::Configurations::new(),

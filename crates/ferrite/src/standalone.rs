@@ -114,7 +114,7 @@ pub struct StandaloneOptions {
     pub aggregator_reject_forwarding_redirect: bool,
     /// All admission plugins that work, and no others. Not together with --enable-admission-plugins and
     /// --disable-admission-plugins, which are to be preferred.
-    #[arg(long, value_name = "PLUGINS", value_delimiter = ',', conflicts_with_all = ["enable_admission_plugins", "disable_admission_plugins"])]
+    #[arg(long, value_name = "PLUGINS", value_delimiter = ',')]
     pub admission_control: Vec<String>,
 }
 

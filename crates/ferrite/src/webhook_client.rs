@@ -32,6 +32,8 @@ impl WebhookClient {
         let kubeconfig = Kubeconfig::read_from(file)?;
         let mut config =
             kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+        // Callers try again by upstream's rules.
+        config.default_retry = false;
         let path = match config.cluster_url.path_and_query().map_or("/", |path| path.as_str()) {
             "/" | "" => "/".to_owned(),
             path => path.trim_end_matches('/').to_owned(),

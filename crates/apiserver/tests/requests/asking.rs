@@ -12,9 +12,11 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+type Says = dyn Fn(&Value) -> Result<Value, BoxError> + Send + Sync;
+
 /// A webhook of this process: `says` makes the status of a review. An error is a failure of the webhook.
 struct Webhook {
-    says: Box<dyn Fn(&Value) -> Result<Value, BoxError> + Send + Sync>,
+    says: Box<Says>,
     asked: Mutex<Vec<Value>>,
 }
 

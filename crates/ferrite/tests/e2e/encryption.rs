@@ -166,7 +166,7 @@ spec:
     kubectl(&world, &["create", "deployment", "web", "--image=x", "--replicas=0"]);
     apply("crd.yaml", custom);
     kubectl(&world, &["wait", "--for=condition=established", "crd/cats.example.com"]);
-    apply("cat.yaml", "{apiVersion: example.com/v1, kind: Cat, metadata: {name: tom}, colour: grey}");
+    apply("cat.yaml", "apiVersion: example.com/v1\nkind: Cat\nmetadata: {name: tom}\ncolour: grey\n");
     assert!(begins(&world, map, "k8s\0") && begins(&world, secret, "k8s:enc:secretbox:v1:key1:"));
     assert!(begins(&world, "/registry/deployments/default/web", "k8s\0"));
     assert!(begins(&world, "/registry/example.com/cats/default/tom", "{"));

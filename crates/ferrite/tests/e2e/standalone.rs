@@ -150,6 +150,7 @@ fn flags_that_ask_for_what_is_not_there_are_refused() {
             &["--egress-selector-config-file=/x"],
             "--egress-selector-config-file cannot be \"/x\": the server connects",
         ),
+        (&["--admission-control=RuntimeClass", "--enable-admission-plugins=Priority"], "mutually exclusive"),
         (&["--admission-control=Magic"], "no admission plugin is called \"Magic\""),
         (&["--tls-cert-file=/no/such"], "--tls-private-key-file"),
         (&["--client-ca-file=/no/such"], "cannot read --client-ca-file /no/such"),
