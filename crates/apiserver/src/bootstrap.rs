@@ -39,15 +39,16 @@ pub(crate) async fn run(server: &ApiServer) -> Result<(), Status> {
 
 /// ConfigMaps that publish how this server authenticates: the authority of client certificates, the
 /// settings of front proxies, and the time since which the use of old tokens is noted.
-async fn published(server: &ApiServer) -> Result<(), Status> {
+pub(crate) async fn published(server: &ApiServer) -> Result<(), Status> {
     let since = jiff::Timestamp::now().strftime("%Y-%m-%d").to_string();
     let tracking = json!({
         "metadata": {"name": "kube-apiserver-legacy-service-account-token-tracking"},
         "data": {"since": since},
     });
     ensure(server, "", "configmaps", "kube-system", tracking).await?;
-    let authority = server.config.client_ca.iter().map(|authority| ("client-ca-file", authority.clone()));
-    let proxies = server.config.request_header.iter().flat_map(RequestHeader::published);
+    let certificates = server.current_certificates();
+    let authority = certificates.client_ca.iter().map(|authority| ("client-ca-file", authority.clone()));
+    let proxies = certificates.request_header.iter().flat_map(RequestHeader::published);
     let data: Value =
         authority.chain(proxies).map(|(key, text)| (key.to_owned(), Value::from(text))).collect();
     if data.as_object().is_none_or(|data| data.is_empty()) {
@@ -65,13 +66,18 @@ pub(crate) async fn provide_namespace(server: &ApiServer, name: &str) -> Result<
 /// The Service of the API server itself, and where it is.
 async fn services(server: &ApiServer) -> Result<(), Status> {
     let port = server.config.advertise.port();
-    let service = json!({
+    let mut service = json!({
         "metadata": {"name": "kubernetes", "labels": {"component": "apiserver", "provider": "kubernetes"}},
         "spec": {
             "clusterIP": server.registry.services.first_address().map(|address| address.to_string()),
             "ports": [{"name": "https", "protocol": "TCP", "port": 443, "targetPort": port}],
         },
     });
+    let node_port = server.config.kubernetes_service_node_port;
+    if node_port != 0 {
+        service["spec"]["type"] = "NodePort".into();
+        service["spec"]["ports"][0]["nodePort"] = node_port.into();
+    }
     ensure(server, "", "services", "default", service).await?;
     server.registry.repair_addresses().await?;
     endpoints::reconcile(server).await

@@ -95,10 +95,10 @@ impl Call {
     }
 
     /// Refuses to create by an update or an apply if the user may not create.
-    pub fn authorize_create(&self) -> Result<(), Status> {
+    pub async fn authorize_create(&self) -> Result<(), Status> {
         let registry = &self.server.registry;
         let action = Action::on(&self.target, "create");
-        auth::authorize(&registry.rbac, &registry.view(), &self.user, &action)
+        auth::authorize(&registry.rbac, &registry.view(), &self.user, &action).await
     }
 
     pub fn schema(&self) -> Result<TypeRef, Status> {

@@ -28,7 +28,7 @@ pub(crate) async fn answer(
     };
     let unacceptable = || Status::not_acceptable(negotiate::ACCEPTED);
     let plain = || negotiate::accept(accept, |_, shape| shape == Shape::AsIs).ok_or_else(unacceptable);
-    let address = server.config.advertise.to_string();
+    let address = server.config.external_address();
     match route {
         Route::Version => {
             negotiate::check_only(accept, "application/json")?;

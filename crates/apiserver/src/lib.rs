@@ -9,6 +9,7 @@ mod audit;
 mod auth;
 mod bootstrap;
 mod call;
+mod certificates;
 mod coalescing;
 mod components;
 mod connections;
@@ -38,6 +39,7 @@ mod patch;
 mod profiling;
 mod registry;
 mod request;
+mod review_webhook;
 mod reviews;
 mod serve;
 mod server;
@@ -55,15 +57,19 @@ pub use audit::{
     AuditTruncate, AuditWebhook, PolicyError,
 };
 pub use auth::{
-    AbacPolicy, AuthenticationConfig, AuthenticationConfigError, JwtAuthentication, Mode, OidcFlags,
-    PolicyFileError, RequestHeader, StaticTokens, TokenFileError, User,
+    AbacPolicy, AuthenticationConfig, AuthenticationConfigError, Authorization, AuthorizationConfig,
+    AuthorizationConfigError, AuthorizationError, AuthorizerWebhook, JwtAuthentication, Mode, OidcFlags,
+    PolicyFileError, RequestHeader, StaticTokens, TokenFileError, TokenWebhook, User, WebhookAuthorizer,
 };
+pub use certificates::{Certificates, ServingTls};
 pub use components::Component;
 pub use connections::ConnectionLimits;
 pub use endpoints::EndpointReconciler;
+pub use filters::{CorsOrigins, CorsOriginsError, TransportSecurity, TransportSecurityError};
 pub use health::HealthCheck;
 pub use http::{Body, BoxError, Response};
 pub use options::{DurationError, go_duration};
-pub use registry::storage_places;
+pub use registry::{StorageMedia, storage_places};
+pub use review_webhook::{WebhookReply, WebhookSender, WebhookSenders};
 pub use server::{ApiServer, Config, InProcessClient, Serving, WriteGuard};
 pub use version::KUBERNETES_VERSION;

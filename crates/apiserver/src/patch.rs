@@ -420,7 +420,7 @@ async fn apply(
     };
     match registry.update(&update).await {
         Err(status) if status.code == 404 && subresource.is_none() => {
-            call.authorize_create()?;
+            call.authorize_create().await?;
             // The document of a new object must contain its name, and no UID of an earlier object.
             if !named {
                 crate::registry::metadata::check_name(&Value::Null, &name)?;

@@ -1,6 +1,6 @@
 //! Reviews: questions about a user's identity and rights. Answered, not stored.
 
-use crate::auth::{Action, User, decide, node};
+use crate::auth::{Action, Mode, User, aggregate, decide, node, settled};
 use crate::call::Call;
 use crate::encode;
 use crate::http::Response;
@@ -8,7 +8,7 @@ use crate::options::WriteOptions;
 use crate::registry::metadata;
 use crate::subresource::token::Rejected;
 use ferrite_api::field::{FieldError, Path};
-use ferrite_api::selector::{FieldSelector, LabelSelector};
+use ferrite_api::selector::{FieldSelector, FieldTerm, LabelSelector, Requirement};
 use ferrite_api::{Status, meta};
 use ferrite_json::{Map, Value, json};
 use jiff::Timestamp;
@@ -84,15 +84,20 @@ pub(crate) async fn answer(
             } else {
                 asked_for(&review)
             };
-            let decision =
-                decide(&call.server.registry.rbac, &call.server.registry.view(), &user, &action(&review));
+            let (registry, action) = (&call.server.registry, action(&review));
+            let decide = || decide(&registry.rbac, &registry.view(), &user, &action);
+            let decision = settled(&registry.rbac, decide).await;
             let mut status = json!({"allowed": decision.allowed});
+            if decision.denied {
+                status["denied"] = true.into();
+            }
             if !decision.reason.is_empty() {
                 status["reason"] = decision.reason.into();
             }
-            let ignored = ignored_selectors(&review["spec"]["resourceAttributes"]);
-            if !ignored.is_empty() {
-                status["evaluationError"] = ignored.join("; ").into();
+            let mut problems: Vec<String> = decision.error.into_iter().collect();
+            problems.extend(ignored_selectors(&review["spec"]["resourceAttributes"]));
+            if !problems.is_empty() {
+                status["evaluationError"] = problems.join("; ").into();
             }
             review["status"] = status;
         }
@@ -158,10 +163,17 @@ fn rules_status(call: &Call, review: &Value) -> Value {
         paths.extend(path);
     }
     let mut status = json!({"resourceRules": resources, "nonResourceRules": paths, "incomplete": false});
-    if node::name(&call.user).is_some() {
+    let modes = call.server.registry.rbac.modes();
+    let unknown = modes.iter().filter_map(|mode| match mode {
         // A node's rights beyond its roles depend on its pods.
+        Mode::Node if node::name(&call.user).is_some() => Some("node"),
+        Mode::Webhook(_) => Some("webhook"),
+        _ => None,
+    });
+    let problem = |name| format!("{name} authorizer does not support user rule resolution");
+    if let Some(problems) = aggregate(unknown.map(problem).collect()) {
         status["incomplete"] = true.into();
-        status["evaluationError"] = "node authorizer does not support user rule resolution".into();
+        status["evaluationError"] = problems.into();
     }
     status
 }
@@ -200,9 +212,11 @@ fn action(review: &Value) -> Action {
         group: text("group"),
         resource: text("resource"),
         subresource: text("subresource"),
+        version: text("version"),
         namespace: text("namespace"),
         name: text("name"),
         fields: selected_fields(&review["spec"]["resourceAttributes"]["fieldSelector"]),
+        labels: selected_labels(&review["spec"]["resourceAttributes"]["labelSelector"]),
         ..Action::default()
     }
 }
@@ -243,20 +257,33 @@ fn ignored_selectors(attributes: &Value) -> Vec<String> {
     ignored
 }
 
-/// Fields that a review narrows its question to, each with its only value.
-fn selected_fields(selector: &Value) -> Vec<(String, String)> {
+/// Requirements for fields that a review narrows its question to.
+fn selected_fields(selector: &Value) -> Vec<FieldTerm> {
     if let Some(raw) = selector["rawSelector"].as_str() {
-        let parsed = FieldSelector::parse(raw).unwrap_or_default();
-        let exact = parsed.terms().iter().filter(|term| term.equal);
-        return exact.map(|term| (term.field.clone(), term.value.clone())).collect();
+        return FieldSelector::parse(raw).map(FieldSelector::into_terms).unwrap_or_default();
     }
     let requirements = selector["requirements"].as_array().into_iter().flatten();
-    let exact =
-        requirements.filter_map(|r| match (r["operator"].as_str()?, r["values"].as_array()?.as_slice()) {
-            ("In", [only]) => Some((r["key"].as_str()?.to_owned(), only.as_str()?.to_owned())),
-            _ => None,
-        });
-    exact.collect()
+    let readable = requirements.filter_map(|r| {
+        let equal = match r["operator"].as_str()? {
+            "In" => true,
+            "NotIn" => false,
+            _ => return None,
+        };
+        let [only] = r["values"].as_array()?.as_slice() else { return None };
+        Some(FieldTerm { field: r["key"].as_str()?.to_owned(), value: only.as_str()?.to_owned(), equal })
+    });
+    readable.collect()
+}
+
+/// Requirements for labels that a review narrows its question to.
+fn selected_labels(selector: &Value) -> Vec<Requirement> {
+    if let Some(raw) = selector["rawSelector"].as_str() {
+        return LabelSelector::parse(raw).map(|parsed| parsed.requirements().to_vec()).unwrap_or_default();
+    }
+    let requirements = selector["requirements"].as_array().into_iter().flatten();
+    let parsed =
+        requirements.filter_map(|r| LabelSelector::from_value(&json!({"matchExpressions": [r]})).ok());
+    parsed.flat_map(|parsed| parsed.requirements().to_vec()).collect()
 }
 
 #[cfg(test)]

@@ -1,13 +1,12 @@
 //! Serving over the network: TLS, HTTP/1.1 and HTTP/2.
 
-use crate::auth::{Client, RefusedCertificate, User};
+use crate::auth::RefusedCertificate;
+use crate::certificates::{PeerCertificates, ServingTls};
 use crate::coalescing::{CoalescingWriter, InlineExecutor, driven};
 use crate::connections::{Connections, Slot};
 use crate::http::{BoxError, held};
 use crate::idle::Activity;
 use crate::server::{ApiServer, Serving};
-use ::http::HeaderMap;
-use ferrite_pki::{ClientCertificate, ServerTls};
 use futures_util::future::BoxFuture;
 use http_body::Body as _;
 use http_body_util::BodyExt;
@@ -19,7 +18,7 @@ use rand::RngExt;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
 use tokio_rustls::TlsAcceptor;
@@ -40,11 +39,19 @@ pub(crate) struct Peer(pub IpAddr);
 
 impl ApiServer {
     /// Serves connections until the server stops.
-    pub fn serve(self: Arc<Self>, listener: TcpListener, tls: ServerTls) -> BoxFuture<'static, ()> {
+    pub fn serve(
+        self: Arc<Self>,
+        listener: TcpListener,
+        tls: impl Into<ServingTls>,
+    ) -> BoxFuture<'static, ()> {
+        self.accept_boxed(listener, tls.into())
+    }
+
+    fn accept_boxed(self: Arc<Self>, listener: TcpListener, tls: ServingTls) -> BoxFuture<'static, ()> {
         Box::pin(self.accept_all(listener, tls))
     }
 
-    async fn accept_all(self: Arc<Self>, listener: TcpListener, tls: ServerTls) {
+    async fn accept_all(self: Arc<Self>, listener: TcpListener, tls: ServingTls) {
         let stopping = self.stopping();
         let connections = Connections::new(self.config.serving.connections);
         loop {
@@ -76,36 +83,18 @@ impl ApiServer {
         }
     }
 
-    /// The user of a request by the certificate of its connection. A front proxy's headers come first, as upstream.
-    fn certified(
-        &self,
-        client: &Client,
-        proxy: Option<&ClientCertificate>,
-        headers: &HeaderMap,
-    ) -> Result<Option<Arc<User>>, RefusedCertificate> {
-        let now = SystemTime::now();
-        if let Some(proxies) = &self.front_proxies
-            && proxy.is_some_and(|certificate| certificate.is_valid_at(now))
-            && let Some(user) = proxies.user(headers).map_err(|_| RefusedCertificate)?
-        {
-            return Ok(Some(Arc::new(user)));
-        }
-        client.user(now)
-    }
-
-    async fn connection(self: Arc<Self>, stream: TcpStream, peer: IpAddr, tls: ServerTls, slot: Arc<Slot>) {
+    async fn connection(self: Arc<Self>, stream: TcpStream, peer: IpAddr, tls: ServingTls, slot: Arc<Slot>) {
         // Small answers must not wait for larger ones.
         let _ = stream.set_nodelay(true);
-        let handshake = TlsAcceptor::from(tls.config).accept(stream);
+        let handshake = TlsAcceptor::from(Arc::clone(&tls.current().config)).accept(stream);
         let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake).await else {
             self.metrics.handshake_errors.fetch_add(1, Ordering::Relaxed);
             return;
         };
         let presented = stream.get_ref().1.peer_certificates().unwrap_or_default();
-        let client = Client::of(presented, &tls.clients, SystemTime::now());
-        let proxy = self.front_proxies.as_ref().and_then(|p| p.verify(presented, SystemTime::now()));
-        if let Client::Known { user, .. } = &client {
-            slot.belongs_to(&user.name);
+        let client = PeerCertificates::new(&self, presented, tls);
+        if let Some(name) = client.name(&self) {
+            slot.belongs_to(&name);
         }
         // An upgraded HTTP/1.1 connection goes on without us, so no data may wait there.
         let http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
@@ -121,7 +110,7 @@ impl ApiServer {
             request.extensions_mut().insert(Peer(peer));
             request.extensions_mut().insert(Arc::clone(&slot));
             let server = Arc::clone(&self);
-            let user = self.certified(&client, proxy.as_ref(), request.headers());
+            let user = client.user(&self, request.headers());
             if let Err(RefusedCertificate) = user {
                 request.extensions_mut().insert(RefusedCertificate);
             }

@@ -1,16 +1,17 @@
 //! The server: every request, over the network or from this process, goes the same way.
 
-use crate::admission::{AdmissionPlugins, Chain};
+use crate::admission::{self, AdmissionPlugins, Chain};
 use crate::aggregation::{self, Aggregator, MountedGroup};
 use crate::audit::{self, AuditConfig, Auditor};
 use crate::auth::{
-    self, FrontProxies, JwtAuthentication, JwtAuthenticator, LegacyTokens, Mode, RequestHeader, StaticTokens,
-    User,
+    self, Authorization, JwtAuthentication, JwtAuthenticator, LegacyTokens, RequestHeader, StaticTokens,
+    TokenWebhook, TokenWebhookAuthenticator, User,
 };
+use crate::certificates::ActiveCertificates;
 use crate::components::{Component, Hosted};
 use crate::connections::ConnectionLimits;
 use crate::endpoints::{self, EndpointReconciler};
-use crate::filters::{self, InFlight, InProcess, MemoryReclaimer};
+use crate::filters::{self, CorsOrigins, InFlight, InProcess, MemoryReclaimer, TransportSecurity};
 use crate::flowcontrol::{self, FlowControl};
 use crate::health::HealthCheck;
 use crate::http::{self, Body, BoxError, Response};
@@ -18,7 +19,6 @@ use crate::metrics::Metrics;
 use crate::negotiate::Representation;
 use crate::outbound::Outbound;
 use crate::registry::{Registry, ResourceMap, ServiceAllocator};
-use crate::subresource::token::Rejected;
 use crate::{bootstrap, encode, identity_lease, openapi, subresource};
 use ::http::{HeaderValue, Request, header};
 use bytes::Bytes;
@@ -30,10 +30,10 @@ use futures_util::future::BoxFuture;
 use http_body_util::BodyExt;
 use jiff::Timestamp;
 use std::collections::BTreeMap;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, RwLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
@@ -62,6 +62,10 @@ pub struct Serving {
     pub http2_max_streams: u32,
     /// A connection on which nothing is going on for so long is ended.
     pub idle_timeout: Duration,
+    /// Origins whose pages may read responses.
+    pub cors_origins: CorsOrigins,
+    /// The directives for browsers to use TLS only.
+    pub transport_security: TransportSecurity,
     /// True if `/debug/pprof/` is served.
     pub profiling: bool,
     /// Limits for the number of connections.
@@ -81,6 +85,8 @@ impl Default for Serving {
             goaway_chance: 0.0,
             http2_max_streams: 100,
             idle_timeout: Duration::from_secs(90),
+            cors_origins: CorsOrigins::default(),
+            transport_security: TransportSecurity::default(),
             profiling: false,
             connections: ConnectionLimits::default(),
             shutdown_delay: Duration::ZERO,
@@ -119,12 +125,14 @@ pub struct Config {
     pub health_checks: Vec<HealthCheck>,
     /// Users by tokens of foreign issuers.
     pub jwt: JwtAuthentication,
+    /// A webhook that knows the users of tokens which nothing else knows.
+    pub token_webhook: Option<TokenWebhook>,
     /// Users by tokens from a file.
     pub static_tokens: StaticTokens,
     /// True if requests without credentials are those of `system:anonymous`; else they are refused.
     pub anonymous_auth: bool,
     /// The authorizers that are asked, in their order.
-    pub authorization: Vec<Mode>,
+    pub authorization: Authorization,
     /// Types of nodes' addresses, the one to use first.
     pub kubelet_addresses: Vec<String>,
     /// The authority of client certificates, as PEM: published for servers that check them too.
@@ -153,6 +161,12 @@ pub struct Config {
     pub endpoint_reconciler: EndpointReconciler,
     /// The name of this machine, as the server's Lease has it. Without a name there is no Lease.
     pub host_name: String,
+    /// The host in addresses of this server that clients see; the advertised address when empty.
+    pub external_host: String,
+    /// The port that the Service `kubernetes` opens on every node; zero for none.
+    pub kubernetes_service_node_port: u16,
+    /// True if redirects of extension API servers are refused; else clients get them.
+    pub rejects_redirects: bool,
     /// The audit settings. None turns auditing off.
     pub audit: Option<AuditConfig>,
 }
@@ -178,9 +192,10 @@ impl Config {
             keys_url: None,
             health_checks: Vec::new(),
             jwt: JwtAuthentication::default(),
+            token_webhook: None,
             static_tokens: StaticTokens::default(),
             anonymous_auth: true,
-            authorization: auth::usual_modes(),
+            authorization: auth::usual_modes().into(),
             kubelet_addresses: vec!["InternalIP".to_owned(), "ExternalIP".to_owned()],
             extend_token_expiration: true,
             event_ttl_seconds: 3600,
@@ -192,7 +207,22 @@ impl Config {
             bootstrap_tokens: false,
             endpoint_reconciler: EndpointReconciler::default(),
             host_name: String::new(),
+            external_host: String::new(),
+            kubernetes_service_node_port: 0,
+            rejects_redirects: true,
             audit: None,
+        }
+    }
+
+    /// Host and port of this server as clients see them.
+    pub(crate) fn external_address(&self) -> String {
+        let host = self.external_host.as_str();
+        match host.parse::<IpAddr>() {
+            _ if host.is_empty() => self.advertise.to_string(),
+            Ok(address) => SocketAddr::new(address, self.advertise.port()).to_string(),
+            // The host may come with a port of its own.
+            Err(_) if host.contains(':') => host.to_owned(),
+            Err(_) => format!("{host}:{}", self.advertise.port()),
         }
     }
 
@@ -231,7 +261,8 @@ pub struct ApiServer {
     pub(crate) tokens: Option<TokenSigner>,
     pub(crate) legacy_tokens: LegacyTokens,
     pub(crate) jwt: JwtAuthenticator,
-    pub(crate) front_proxies: Option<FrontProxies>,
+    pub(crate) token_webhook: Option<TokenWebhookAuthenticator>,
+    pub(crate) certificates: RwLock<Arc<ActiveCertificates>>,
     pub(crate) metrics: Metrics,
     pub(crate) hosted: Hosted,
     pub(crate) in_flight: Arc<InFlight>,
@@ -263,14 +294,18 @@ impl ApiServer {
         let ranges = config.service_ranges.iter().map(|range| range.masked()).collect();
         let allocator = ServiceAllocator::new(ranges, config.node_ports.clone());
         let outbound = Arc::<Outbound>::default();
-        let admission = Chain::new(&config.admission, &outbound).map_err(Status::internal)?;
+        let image_policy = admission::open_image_policy(&config.admission).await.map_err(|error| {
+            Status::internal(format!("admission plugin ImagePolicyWebhook cannot be turned on: {error}"))
+        })?;
+        let admission =
+            Chain::new(&config.admission, &outbound, image_policy.as_ref()).map_err(Status::internal)?;
         let mut registry = Registry::new(
             store,
             Arc::clone(&table),
             allocator,
             config.event_ttl_seconds,
             admission,
-            config.authorization.clone(),
+            config.authorization.modes.clone(),
             Arc::clone(&outbound),
         );
         registry.warns_of_inert = config.warns_of_inert;
@@ -283,7 +318,7 @@ impl ApiServer {
             }
             None => None,
         };
-        let front_proxies = config.request_header.as_ref().map(FrontProxies::new).transpose();
+        let certificates = ActiveCertificates::of_config(&config).map_err(Status::internal)?;
         audit::register_metrics();
         let audit = config.audit.as_ref().map(Auditor::start).transpose();
         let audit = audit.map_err(|why| Status::internal(format!("cannot open the audit log: {why}")))?;
@@ -296,7 +331,8 @@ impl ApiServer {
             tokens,
             legacy_tokens: LegacyTokens::default(),
             jwt: JwtAuthenticator::new(&config.jwt),
-            front_proxies: front_proxies.map_err(Status::internal)?,
+            token_webhook: config.token_webhook.as_ref().map(TokenWebhookAuthenticator::new),
+            certificates: RwLock::new(Arc::new(certificates)),
             memory: MemoryReclaimer::default(),
             audit,
             hosted: Hosted::default(),
@@ -341,6 +377,8 @@ impl ApiServer {
         server.run_until_stopped(async move { noting.legacy_tokens.run(&noting).await });
         let asking = Arc::clone(&server);
         server.run_until_stopped(async move { asking.jwt.run(&asking).await });
+        let reloading = Arc::clone(&server);
+        server.run_until_stopped(async move { auth::reload_authorization(&reloading).await });
         let keeping = Arc::clone(&server);
         server.spawn(async move { bootstrap::keep(&keeping).await });
         if !server.config.host_name.is_empty() {
@@ -449,75 +487,6 @@ impl ApiServer {
     /// Returns true if the server is shutting down.
     pub(crate) fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Acquire)
-    }
-
-    /// Those of `wanted` that are this server. A token that names no audience is meant for it alone.
-    pub(crate) fn own_audiences<'a>(&self, wanted: &[&'a str]) -> Vec<&'a str> {
-        let own = self.config.audiences();
-        wanted.iter().copied().filter(|audience| own.contains(audience)).collect()
-    }
-
-    /// Tells whether a request without credentials is let in.
-    pub(crate) fn allows_anonymous(&self, path: &str) -> bool {
-        self.jwt.allows_anonymous(path).unwrap_or(self.config.anonymous_auth)
-    }
-
-    /// As [`Self::token_user`], and asks foreign issuers about a token that this server does not know.
-    pub(crate) async fn any_token_user<'a>(
-        &self,
-        token: &str,
-        wanted: &[&'a str],
-    ) -> Result<(User, Vec<&'a str>), Rejected> {
-        let rejected = match self.token_user(token, wanted) {
-            Ok(known) => return Ok(known),
-            Err(rejected) => rejected,
-        };
-        match self.foreign_user(token, wanted).await {
-            Err(Rejected::Unknown) => Err(rejected),
-            answered => answered,
-        }
-    }
-
-    /// Whose a token of a foreign issuer is. Such tokens are meant for this server, whatever audience they name.
-    pub(crate) async fn foreign_user<'a>(
-        &self,
-        token: &str,
-        wanted: &[&'a str],
-    ) -> Result<(User, Vec<&'a str>), Rejected> {
-        let own = self.own_audiences(wanted);
-        if own.is_empty() {
-            return Err(Rejected::Unknown);
-        }
-        match self.jwt.user(self, token).await {
-            None => Err(Rejected::Unknown),
-            Some(Ok(user)) => Ok((user, own)),
-            Some(Err(why)) => {
-                tracing::debug!(why, "a token of a foreign issuer is refused");
-                Err(Rejected::Because(why))
-            }
-        }
-    }
-
-    /// Whose a bearer token is, and for which of `wanted` it is meant: an account's, or one that lets a node in.
-    pub(crate) fn token_user<'a>(
-        &self,
-        token: &str,
-        wanted: &[&'a str],
-    ) -> Result<(User, Vec<&'a str>), Rejected> {
-        let bootstrap = || {
-            let view = self.registry.view();
-            let user = auth::bootstrap_token::user_of(&view, token, jiff::Timestamp::now());
-            let user = user.filter(|_| self.config.bootstrap_tokens)?;
-            Some(self.own_audiences(wanted)).filter(|own| !own.is_empty()).map(|own| (user, own))
-        };
-        if let Some(user) = self.config.static_tokens.user(token) {
-            let own = self.own_audiences(wanted);
-            return if own.is_empty() { Err(Rejected::Unknown) } else { Ok((user.clone(), own)) };
-        }
-        match subresource::token::user_of(self, token, wanted) {
-            Err(Rejected::Unknown) => bootstrap().ok_or(Rejected::Unknown),
-            known => known,
-        }
     }
 }
 

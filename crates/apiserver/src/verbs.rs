@@ -247,7 +247,7 @@ pub(crate) async fn update(call: &mut Call, subresource: Option<&str>) -> Result
             if status.code == 404 && subresource.is_none() && call.resource.strategy.create_on_update() =>
         {
             code = 201;
-            call.authorize_create()?;
+            call.authorize_create().await?;
             provide_namespace(call, &options).await?;
             // The version would protect a stored object, and there is none.
             let mut object = object.clone();

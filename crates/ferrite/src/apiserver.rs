@@ -2,15 +2,17 @@
 
 use crate::auditing::AuditOptions;
 use crate::authority;
+use crate::certificate_files::{CertificateFiles, OwnCertificates};
 use crate::joining;
 use crate::kubeconfig::{self, Access};
 use crate::paths::Paths;
 use crate::serving::ServingOptions;
 use crate::standalone::StandaloneOptions;
 use crate::storage::{Storage, StorageOptions};
+use crate::webhook_client::WebhookClients;
 use ferrite_apiserver::{
-    AdmissionPlugins, ApiServer, Component, Config, EndpointReconciler, InProcessClient, RequestHeader, User,
-    WriteGuard,
+    AdmissionPlugins, ApiServer, Component, Config, EndpointReconciler, InProcessClient, RequestHeader,
+    ServingTls, User, WriteGuard,
 };
 use ferrite_client::{Fence, Scope};
 use ferrite_controllers::{Clients, Identity};
@@ -19,7 +21,7 @@ use ferrite_pki::{ClusterPki, Purpose, Subject};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::task::JoinSet;
 
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -124,34 +126,49 @@ pub fn read_file(flag: &str, file: &std::path::Path) -> Result<String, BoxError>
 }
 
 impl RequestHeaderOptions {
-    /// The server's client certificate for extension API servers. None if only foreign front proxies are
-    /// trusted.
-    fn proxy_client(&self, pki: &ClusterPki) -> Result<Option<ferrite_pki::Identity>, BoxError> {
+    /// The server's client certificate for extension API servers, if somebody else made it.
+    pub fn proxy_client(&self) -> Result<Option<ferrite_pki::Identity>, BoxError> {
         match (&self.proxy_client_cert_file, &self.proxy_client_key_file) {
             (Some(certificate), Some(key)) => Ok(Some(ferrite_pki::Identity {
                 certificate: read_file("proxy-client-cert-file", certificate)?,
                 key: read_file("proxy-client-key-file", key)?,
             })),
-            _ if self.requestheader_client_ca_file.is_some() => Ok(None),
-            _ => {
-                let subject = Subject::client(FRONT_PROXY, None);
-                Ok(Some(pki.front_proxy()?.ensure(FRONT_PROXY, &subject, Purpose::Client)?))
-            }
+            _ => Ok(None),
         }
     }
 
-    fn read(&self, pki: &ClusterPki) -> Result<Option<RequestHeader>, BoxError> {
-        let Some(file) = &self.requestheader_client_ca_file else {
-            // The names of headers that upstream's installers use.
-            return Ok(Some(RequestHeader {
-                client_ca: pki.front_proxy()?.ca().to_owned(),
-                allowed_names: vec![FRONT_PROXY.into()],
-                username_headers: vec!["X-Remote-User".into()],
-                uid_headers: vec!["X-Remote-Uid".into()],
-                group_headers: vec!["X-Remote-Group".into()],
-                extra_headers_prefix: vec!["X-Remote-Extra-".into()],
-            }));
-        };
+    /// The server's own client certificate for extension API servers. None if only foreign front proxies are
+    /// trusted.
+    fn own_proxy_client(&self, pki: &ClusterPki) -> Result<Option<ferrite_pki::Identity>, BoxError> {
+        if self.proxy_client_cert_file.is_some() || self.requestheader_client_ca_file.is_some() {
+            return Ok(None);
+        }
+        let subject = Subject::client(FRONT_PROXY, None);
+        Ok(Some(pki.front_proxy()?.ensure(FRONT_PROXY, &subject, Purpose::Client)?))
+    }
+
+    /// The server's own front proxy, with the names of headers that upstream's installers use.
+    fn own(pki: &ClusterPki) -> Result<RequestHeader, BoxError> {
+        Ok(RequestHeader {
+            client_ca: pki.front_proxy()?.ca().to_owned(),
+            allowed_names: vec![FRONT_PROXY.into()],
+            username_headers: vec!["X-Remote-User".into()],
+            uid_headers: vec!["X-Remote-Uid".into()],
+            group_headers: vec!["X-Remote-Group".into()],
+            extra_headers_prefix: vec!["X-Remote-Extra-".into()],
+        })
+    }
+
+    /// The files that are followed.
+    pub fn files(&self) -> impl Iterator<Item = std::path::PathBuf> {
+        let given =
+            [&self.requestheader_client_ca_file, &self.proxy_client_cert_file, &self.proxy_client_key_file];
+        given.into_iter().flatten().cloned()
+    }
+
+    /// Foreign front proxies, if there are any.
+    pub fn read(&self) -> Result<Option<RequestHeader>, BoxError> {
+        let Some(file) = &self.requestheader_client_ca_file else { return Ok(None) };
         let client_ca = read_file("requestheader-client-ca-file", file)?;
         Ok(Some(RequestHeader {
             client_ca,
@@ -361,11 +378,11 @@ pub struct Place {
 pub const CLUSTER_DOMAIN: &str = "cluster.local";
 
 /// Listens on the same port of every address.
-async fn bind(addresses: &[IpAddr], mut port: u16) -> Result<Vec<TcpListener>, BoxError> {
+fn bind(addresses: &[IpAddr], mut port: u16, shared: bool) -> Result<Vec<TcpListener>, BoxError> {
     let mut listeners = Vec::with_capacity(addresses.len());
     for ip in addresses {
         let address = SocketAddr::new(*ip, port);
-        let listener = TcpListener::bind(address).await.map_err(|e| -> BoxError {
+        let listener = listen(address, shared).map_err(|e| -> BoxError {
             match e.kind() {
                 std::io::ErrorKind::AddrInUse => format!(
                     "port {port} is in use: stop what uses it (`ss -ltnp 'sport = :{port}'` shows it), or choose another with --port"
@@ -381,6 +398,16 @@ async fn bind(addresses: &[IpAddr], mut port: u16) -> Result<Vec<TcpListener>, B
     Ok(listeners)
 }
 
+/// Opens a port, which other processes may open too if it is shared.
+fn listen(address: SocketAddr, shared: bool) -> std::io::Result<TcpListener> {
+    const BACKLOG: u32 = 1024;
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    socket.set_reuseaddr(true)?;
+    socket.set_reuseport(shared)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
+}
+
 /// The server's identity towards kubelets.
 const KUBELET_CLIENT: &str = "kube-apiserver-kubelet-client";
 
@@ -392,7 +419,7 @@ impl ApiServerHandle {
     pub async fn start(paths: &Paths, options: &ServerOptions, place: &Place) -> Result<Self, BoxError> {
         let node_address = place.address;
         let addresses = options.bind_address.as_ref().map_or(&place.listen[..], std::slice::from_ref);
-        let listeners = bind(addresses, options.secure_port).await?;
+        let listeners = bind(addresses, options.secure_port, place.standalone.permit_port_sharing)?;
         let listening = listeners.first().ok_or("there is no address to listen on")?.local_addr()?;
         let storage = Storage::open(paths, &options.storage, node_address).await?;
         let store = Arc::clone(&storage.store);
@@ -411,23 +438,19 @@ impl ApiServerHandle {
         names.dedup();
         let subject = Subject { common_name: "kube-apiserver".into(), organization: None, names };
         let standalone = &place.standalone;
-        let serving = match standalone.serving()? {
-            Some(serving) => serving,
-            None => pki.ensure("apiserver", &subject, Purpose::Server)?,
-        };
         // An identity that kubelets know and that has no rights here: authors of nodes choose where it is shown.
-        let subject = Subject::client(KUBELET_CLIENT, None);
-        let kubelet_client = pki.ensure("apiserver-kubelet-client", &subject, Purpose::Client)?;
-        let request_header = options.request_header.read(&pki)?;
-        let proxy_client = options.request_header.proxy_client(&pki)?;
-        let proxies_ca = request_header.as_ref().map(|proxies| proxies.client_ca.as_str());
-        let client_ca = standalone.client_ca()?.unwrap_or_else(|| pki.ca().to_owned());
-        let handshake = standalone.handshake(&["h2", "http/1.1"], proxies_ca)?;
-        let tls = ferrite_pki::server_config_with(&serving, &client_ca, &handshake)?;
-        let kubelet_client = match standalone.kubelet_client(&kubelet_client)? {
-            Some(client) => client,
-            None => ferrite_pki::client_config(pki.ca(), Some(&kubelet_client))?,
+        let kubelet_subject = Subject::client(KUBELET_CLIENT, None);
+        let own = OwnCertificates {
+            serving: pki.ensure("apiserver", &subject, Purpose::Server)?,
+            client_ca: pki.ca().to_owned(),
+            kubelet_client: pki.ensure("apiserver-kubelet-client", &kubelet_subject, Purpose::Client)?,
+            request_header: RequestHeaderOptions::own(&pki)?,
+            proxy_client: options.request_header.own_proxy_client(&pki)?,
         };
+        let files = CertificateFiles::new(standalone, &options.request_header, own);
+        let loaded = files.load()?;
+        let tls = ServingTls::from(files.tls(&loaded)?);
+        let certificates = loaded.certificates();
         let (signing_key, other_token_keys) = standalone.token_keys()?;
         let signing_key = match signing_key {
             Some(key) => key,
@@ -436,7 +459,12 @@ impl ApiServerHandle {
         let (issuer, other_issuers) =
             options.service_account_issuer.split_first().ok_or("--service-account-issuer is empty")?;
         let usual = Config::new(SocketAddr::new(node_address, listening.port()));
-        let authorization = standalone.authorization()?.unwrap_or_else(|| usual.authorization.clone());
+        let authorization = standalone.authorization.read().await?;
+        let authorization = authorization.unwrap_or_else(|| usual.authorization.clone());
+        let by_name = [&options.enable_admission_plugins, &options.disable_admission_plugins];
+        if !standalone.admission_control.is_empty() && by_name.iter().any(|names| !names.is_empty()) {
+            return Err("admission-control and enable-admission-plugins/disable-admission-plugins flags are mutually exclusive".into());
+        }
         let mut configurations = match &options.admission_control_config_file {
             Some(file) => ferrite_apiserver::read_admission_config(file)?,
             None => ferrite_apiserver::Configurations::new(),
@@ -447,7 +475,7 @@ impl ApiServerHandle {
         let config = Config {
             service_ranges: options.service_cluster_ip_range.all().to_vec(),
             node_ports: options.service_node_port_range.0.clone(),
-            kubelet_client: Some(Arc::new(kubelet_client)),
+            kubelet_client: certificates.kubelet_client,
             kubelet_addresses: standalone.kubelet_addresses().unwrap_or(usual.kubelet_addresses.clone()),
             runtime_config: options.runtime_config.iter().cloned().collect(),
             service_account_issuer: issuer.clone(),
@@ -459,17 +487,18 @@ impl ApiServerHandle {
             health_checks: storage.health_checks(),
             jwt: standalone.jwt(&options.service_account_issuer)?,
             static_tokens: standalone.static_tokens()?,
-            anonymous_auth: standalone.anonymous_auth(&authorization),
+            token_webhook: standalone.token_webhook.read().await?,
+            anonymous_auth: standalone.anonymous_auth(&authorization.modes),
             authorization,
             event_ttl_seconds: standalone
                 .event_ttl
                 .map_or(usual.event_ttl_seconds, |ttl| ttl.as_secs().max(1)),
             extend_token_expiration: options.service_account_extend_token_expiration,
             service_account_key: Some(signing_key),
-            client_ca: Some(client_ca),
-            request_header,
-            proxy_client,
-            serving: options.serving.to_serving(),
+            client_ca: certificates.client_ca,
+            request_header: certificates.request_header,
+            proxy_client: certificates.proxy_client,
+            serving: options.serving.to_serving()?,
             warns_of_inert: place.whole,
             acted_on: place.acted_on,
             // As upstream, a server of its own has the metrics of a metrics-server that somebody installs.
@@ -485,15 +514,22 @@ impl ApiServerHandle {
             },
             host_name: nix::unistd::gethostname()?.to_string_lossy().to_lowercase(),
             audit: options.audit.read().await?,
+            external_host: standalone.external_hostname.clone(),
+            kubernetes_service_node_port: standalone.kubernetes_service_node_port,
+            rejects_redirects: standalone.aggregator_reject_forwarding_redirect,
             admission: AdmissionPlugins {
                 enable: options.enable_admission_plugins.clone(),
                 disable: options.disable_admission_plugins.clone(),
                 configurations,
+                only: (!standalone.admission_control.is_empty())
+                    .then(|| standalone.admission_control.clone()),
+                webhook_senders: Some(Arc::new(WebhookClients)),
             },
             ..usual
         };
         standalone.feature_gates.clone().unwrap_or_default().report();
         let server = ApiServer::start(store, config).await?;
+        server.run_until_stopped(files.follow(Arc::clone(&server), tls.clone(), loaded));
         let mut serving = JoinSet::new();
         for listener in listeners {
             serving.spawn(Arc::clone(&server).serve(listener, tls.clone()));

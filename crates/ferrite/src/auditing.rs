@@ -1,14 +1,11 @@
-//! Auditing of the API server: upstream's flags, and the client that posts events to a webhook.
+//! Auditing of the API server: upstream's flags.
 
 use crate::apiserver::BoxError;
-use bytes::Bytes;
+use crate::webhook_client::WebhookClient;
 use ferrite_apiserver::{
-    AuditBatch, AuditConfig, AuditFormat, AuditLog, AuditMode, AuditPolicy, AuditSender, AuditThrottle,
-    AuditTruncate, AuditWebhook, go_duration,
+    AuditBatch, AuditConfig, AuditFormat, AuditLog, AuditMode, AuditPolicy, AuditThrottle, AuditTruncate,
+    AuditWebhook, go_duration,
 };
-use futures_util::future::BoxFuture;
-use http::{Request, header};
-use kube::config::{KubeConfigOptions, Kubeconfig};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -191,7 +188,7 @@ impl AuditOptions {
             None => None,
             Some(file) => {
                 let (mode, truncate) = self.webhook_flags().read()?;
-                let sender = Webhook::open(file).await.map_err(AuditOptionsError::Webhook)?;
+                let sender = WebhookClient::open(file).await.map_err(AuditOptionsError::Webhook)?;
                 let initial_backoff = self.audit_webhook_initial_backoff;
                 Some(AuditWebhook { sender: Arc::new(sender), initial_backoff, mode, truncate })
             }
@@ -263,61 +260,10 @@ impl AuditOptions {
     }
 }
 
-/// The server of a kubeconfig, to which events are posted at the path of its address.
-struct Webhook {
-    client: kube::Client,
-    path: String,
-}
-
-impl std::fmt::Debug for Webhook {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Webhook").field("path", &self.path).finish_non_exhaustive()
-    }
-}
-
-/// An answer that is no success.
-#[derive(Debug, thiserror::Error)]
-#[error("the server answered {0}")]
-struct Refused(http::StatusCode);
-
-impl Webhook {
-    async fn open(file: &std::path::Path) -> Result<Self, BoxError> {
-        let kubeconfig = Kubeconfig::read_from(file)?;
-        let mut config =
-            kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
-        let path = match config.cluster_url.path().trim_end_matches('/') {
-            "" => "/".to_owned(),
-            path => path.to_owned(),
-        };
-        let mut parts = config.cluster_url.clone().into_parts();
-        parts.path_and_query = Some(http::uri::PathAndQuery::from_static("/"));
-        config.cluster_url = http::Uri::from_parts(parts)?;
-        Ok(Self { client: kube::Client::try_from(config)?, path })
-    }
-}
-
-impl AuditSender for Webhook {
-    fn post(&self, body: Bytes) -> BoxFuture<'_, Result<(), BoxError>> {
-        Box::pin(async move {
-            let request = Request::post(&self.path)
-                .header(header::CONTENT_TYPE, "application/json")
-                .header(header::ACCEPT, "application/json, */*")
-                .header(header::USER_AGENT, "kube-apiserver")
-                .body(kube::client::Body::from(body))?;
-            let response = self.client.send(request).await?;
-            match response.status() {
-                status if status.is_success() => Ok(()),
-                status => Err(Refused(status).into()),
-            }
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use clap::Parser;
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     #[derive(Parser)]
     struct Line {
@@ -370,40 +316,5 @@ mod tests {
             missing.to_string().starts_with("loading audit policy file: failed to read file path"),
             "{missing}"
         );
-    }
-
-    #[tokio::test]
-    async fn events_are_posted_to_the_server_of_the_kubeconfig() {
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let directory = tempfile::tempdir().unwrap();
-        let file = directory.path().join("kubeconfig");
-        let kubeconfig = format!(
-            "apiVersion: v1\nkind: Config\nclusters: [{{name: c, cluster: {{server: 'http://{address}/audit/here'}}}}]\n\
-             users: [{{name: u, user: {{token: secret}}}}]\ncontexts: [{{name: x, context: {{cluster: c, user: u}}}}]\n\
-             current-context: x\n"
-        );
-        std::fs::write(&file, kubeconfig).unwrap();
-        let webhook = Webhook::open(&file).await.unwrap();
-        for (answer, good) in [("200 OK", true), ("500 Internal Server Error", false)] {
-            let serve = async {
-                let (mut stream, _) = listener.accept().await.unwrap();
-                let mut seen = Vec::new();
-                while !seen.ends_with(b"{\"kind\":\"EventList\"}") {
-                    let mut buffer = [0; 4096];
-                    let read = stream.read(&mut buffer).await.unwrap();
-                    assert!(read > 0, "{}", String::from_utf8_lossy(&seen));
-                    seen.extend_from_slice(&buffer[..read]);
-                }
-                let reply = format!("HTTP/1.1 {answer}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
-                stream.write_all(reply.as_bytes()).await.unwrap();
-                String::from_utf8_lossy(&seen).to_lowercase()
-            };
-            let body = Bytes::from_static(b"{\"kind\":\"EventList\"}");
-            let (seen, sent) = tokio::join!(serve, webhook.post(body));
-            assert!(seen.starts_with("post /audit/here http/1.1\r\n"), "{seen}");
-            assert!(seen.contains("authorization: bearer secret"), "{seen}");
-            assert_eq!(sent.is_ok(), good, "{sent:?}");
-        }
     }
 }

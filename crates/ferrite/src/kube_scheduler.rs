@@ -1,7 +1,9 @@
 //! `ferrite kube-scheduler`: the scheduler in a process of its own, with upstream's flags and configuration file.
 
+use crate::accepted::AcceptedFlags;
 use crate::alone::{Alone, AloneOptions};
 use crate::apiserver::BoxError;
+use crate::kube_scheduler_flags::SchedulerFlags;
 use ferrite_client::{Events, Informers, Scope};
 use ferrite_component::{TypeMeta, read_config};
 use ferrite_json::json;
@@ -26,6 +28,8 @@ pub struct KubeScheduler {
     /// the flags about the kubeconfig and the leader's election.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    #[command(flatten)]
+    accepted: AcceptedFlags<SchedulerFlags>,
 }
 
 /// Settings of the file that flags have, too.

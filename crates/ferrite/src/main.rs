@@ -1,10 +1,14 @@
 //! One binary, many names: `ferrite <component>`, or a symlink named like the component.
 
+mod accepted;
 mod agent;
 mod alone;
 mod apiserver;
+mod apiserver_flags;
 mod auditing;
 mod authority;
+mod authorizing;
+mod certificate_files;
 mod certificates;
 mod cli;
 mod cluster;
@@ -22,6 +26,7 @@ mod joining;
 mod kube_controller_manager;
 mod kube_proxy;
 mod kube_scheduler;
+mod kube_scheduler_flags;
 mod kubeconfig;
 mod kubelet;
 mod local_storage;
@@ -43,6 +48,7 @@ mod timeline;
 mod tools;
 mod up;
 mod watchdog;
+mod webhook_client;
 
 use clap::Parser;
 use std::process::ExitCode;

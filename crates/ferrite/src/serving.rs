@@ -1,6 +1,7 @@
 //! The API server's limits for requests and its shutdown: upstream's flags.
 
-use ferrite_apiserver::{ConnectionLimits, Serving, go_duration};
+use crate::apiserver::BoxError;
+use ferrite_apiserver::{ConnectionLimits, CorsOrigins, Serving, TransportSecurity, go_duration};
 use std::time::Duration;
 
 /// Options of serving, with upstream's names and defaults.
@@ -27,6 +28,13 @@ pub struct ServingOptions {
     /// Requests served at once on one connection of HTTP/2; 0 is the default, 100.
     #[arg(long, default_value_t = 0, value_name = "N")]
     pub http2_max_streams_per_connection: u32,
+    /// Origins whose pages may read responses (CORS): regular expressions that match a whole host, like
+    /// `//example.com(:|$)`.
+    #[arg(long, value_name = "ORIGINS", value_delimiter = ',')]
+    pub cors_allowed_origins: Vec<String>,
+    /// Directives of the header Strict-Transport-Security: max-age=SECONDS, includeSubDomains, preload.
+    #[arg(long, value_name = "DIRECTIVES", value_delimiter = ',')]
+    pub strict_transport_security_directives: Vec<String>,
     /// Answer below /debug/pprof/.
     #[arg(long, default_value_t = false, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
     pub profiling: bool,
@@ -36,9 +44,9 @@ pub struct ServingOptions {
 }
 
 impl ServingOptions {
-    pub fn to_serving(&self) -> Serving {
+    pub fn to_serving(&self) -> Result<Serving, BoxError> {
         let usual = Serving::default();
-        Serving {
+        Ok(Serving {
             max_requests_inflight: self.max_requests_inflight,
             max_mutating_requests_inflight: self.max_mutating_requests_inflight,
             flow_control: self.enable_priority_and_fairness,
@@ -50,10 +58,12 @@ impl ServingOptions {
                 told => told,
             },
             idle_timeout: usual.idle_timeout,
+            cors_origins: CorsOrigins::parse(self.cors_allowed_origins.iter().map(String::as_str))?,
+            transport_security: TransportSecurity::parse(&self.strict_transport_security_directives)?,
             profiling: self.profiling,
             connections: ConnectionLimits::with_descriptors(ferrite_runtime::descriptors::raise()),
             shutdown_delay: self.shutdown_delay_duration,
-        }
+        })
     }
 }
 

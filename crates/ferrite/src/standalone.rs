@@ -1,14 +1,16 @@
 //! Flags of upstream's kube-apiserver for a server among foreign components: certificates and keys that somebody else
 //! made, ways to authenticate and to authorize.
 
+use crate::accepted::AcceptedFlags;
 use crate::apiserver::{BoxError, read_file};
+use crate::apiserver_flags::ApiServerFlags;
+use crate::authorizing::{AuthorizationOptions, TokenWebhookOptions};
 use ferrite_apiserver::{
-    AbacPolicy, AuthenticationConfig, JwtAuthentication, Mode, OidcFlags, StaticTokens, go_duration,
+    AuthenticationConfig, JwtAuthentication, Mode, OidcFlags, StaticTokens, go_duration,
 };
 use ferrite_component::FeatureGates;
 use ferrite_pki::{Handshake, Identity, NamedIdentity, VerifyingKey};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 /// Options of `ferrite kube-apiserver` alone. Without them the server makes its keys and certificates in
@@ -75,12 +77,10 @@ pub struct StandaloneOptions {
     /// File of comma-separated tokens: token, user name, user uid, and groups in quotes.
     #[arg(long, value_name = "FILE")]
     pub token_auth_file: Option<PathBuf>,
-    /// Authorizers in the order in which they are asked: AlwaysAllow, AlwaysDeny, ABAC, Node, RBAC. Without it Node and RBAC.
-    #[arg(long, value_name = "MODES", value_delimiter = ',')]
-    pub authorization_mode: Vec<String>,
-    /// File with the rules of the authorizer ABAC, one in JSON a line.
-    #[arg(long, value_name = "FILE")]
-    pub authorization_policy_file: Option<PathBuf>,
+    #[command(flatten)]
+    pub token_webhook: TokenWebhookOptions,
+    #[command(flatten)]
+    pub authorization: AuthorizationOptions,
     /// Events are kept this long.
     #[arg(long, value_name = "DURATION", value_parser = go_duration)]
     pub event_ttl: Option<Duration>,
@@ -95,6 +95,27 @@ pub struct StandaloneOptions {
     pub default_unreachable_toleration_seconds: i64,
     #[command(flatten)]
     pub accepted: AcceptedOptions,
+    #[command(flatten)]
+    pub accepted_flags: AcceptedFlags<ApiServerFlags>,
+    /// Serve HTTP/1.1 only.
+    #[arg(long, default_value_t = false, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub disable_http2_serving: bool,
+    /// Share the port with other servers of this machine: SO_REUSEPORT.
+    #[arg(long, default_value_t = false, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub permit_port_sharing: bool,
+    /// The host in addresses of this server that clients see; the address of the machine without it.
+    #[arg(long, value_name = "HOST", default_value = "")]
+    pub external_hostname: String,
+    /// Port that the Service `kubernetes` opens on every node; 0 for none.
+    #[arg(long, value_name = "PORT", default_value_t = 0)]
+    pub kubernetes_service_node_port: u16,
+    /// Refuse redirects of extension API servers instead of passing them on.
+    #[arg(long, default_value_t = true, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub aggregator_reject_forwarding_redirect: bool,
+    /// All admission plugins that work, and no others. Not together with --enable-admission-plugins and
+    /// --disable-admission-plugins, which are to be preferred.
+    #[arg(long, value_name = "PLUGINS", value_delimiter = ',')]
+    pub admission_control: Vec<String>,
 }
 
 /// One issuer of OpenID Connect tokens. --authentication-config has several.
@@ -168,9 +189,6 @@ pub struct AcceptedOptions {
     /// The API of etcd.
     #[arg(long, value_name = "BACKEND", value_parser = ["etcd3"])]
     storage_backend: Option<String>,
-    /// Objects are stored as JSON whatever this says, and only JSON is read.
-    #[arg(long, value_name = "TYPE", value_parser = ["application/json", "application/vnd.kubernetes.protobuf"])]
-    storage_media_type: Option<String>,
     /// The log goes to standard error.
     #[arg(long, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL", value_parser = only_true)]
     logtostderr: Option<bool>,
@@ -234,25 +252,38 @@ impl StandaloneOptions {
         self.tls_cert_file.is_none() && self.client_ca_file.is_none()
     }
 
-    /// The choices of the handshake.
-    pub fn handshake<'a>(
-        &self,
-        protocols: &'a [&'a str],
-        other_clients: Option<&'a str>,
-    ) -> Result<Handshake<'a>, BoxError> {
-        let mut by_name = Vec::new();
-        for files in &self.tls_sni_cert_key {
+    /// The identities for clients that ask for other names.
+    pub fn by_name(&self) -> Result<Vec<NamedIdentity>, BoxError> {
+        let named = self.tls_sni_cert_key.iter().map(|files| {
             let identity = read_identity(["tls-sni-cert-key"; 2], &files.certificate, &files.key)?;
-            by_name.push(NamedIdentity { identity, names: files.names.clone() });
-        }
-        Ok(Handshake {
-            protocols,
-            by_name,
+            Ok(NamedIdentity { identity, names: files.names.clone() })
+        });
+        named.collect()
+    }
+
+    /// The choices of the handshake, without certificates.
+    pub fn handshake<'a>(&self) -> Handshake<'a> {
+        Handshake {
+            protocols: if self.disable_http2_serving { &["http/1.1"] } else { &["h2", "http/1.1"] },
             newest_only: self.tls_min_version == "VersionTLS13",
             key_exchanges: Vec::new(),
             cipher_suites: self.tls_cipher_suites.clone(),
-            other_clients,
-        })
+            ..Handshake::default()
+        }
+    }
+
+    /// The files of certificates, keys and authorities that are followed.
+    pub fn certificate_files(&self) -> impl Iterator<Item = PathBuf> {
+        let given = [
+            &self.tls_cert_file,
+            &self.tls_private_key_file,
+            &self.client_ca_file,
+            &self.kubelet_client_certificate,
+            &self.kubelet_client_key,
+            &self.kubelet_certificate_authority,
+        ];
+        let by_name = self.tls_sni_cert_key.iter().flat_map(|files| [&files.certificate, &files.key]);
+        given.into_iter().flatten().chain(by_name).cloned()
     }
 
     /// The server's way into kubelets: None if it is the cluster's own.
@@ -360,41 +391,6 @@ impl StandaloneOptions {
         }
     }
 
-    /// The authorizers, in their order.
-    pub fn authorization(&self) -> Result<Option<Vec<Mode>>, BoxError> {
-        if self.authorization_mode.is_empty() {
-            return match self.authorization_policy_file {
-                Some(_) => Err("--authorization-policy-file needs --authorization-mode ABAC".into()),
-                None => Ok(None),
-            };
-        }
-        let mut modes = Vec::new();
-        for name in &self.authorization_mode {
-            let mode = match name.as_str() {
-                "AlwaysAllow" => Mode::AlwaysAllow,
-                "AlwaysDeny" => Mode::AlwaysDeny,
-                "RBAC" => Mode::Rbac,
-                "Node" => Mode::Node,
-                "ABAC" => {
-                    let file = self.authorization_policy_file.as_ref();
-                    let file = file.ok_or("--authorization-mode ABAC needs --authorization-policy-file")?;
-                    let text = read_file("authorization-policy-file", file)?;
-                    Mode::Abac(Arc::new(AbacPolicy::parse(&text)?))
-                }
-                "Webhook" => return Err("--authorization-mode Webhook is not supported yet".into()),
-                other => {
-                    let known = "AlwaysAllow, AlwaysDeny, ABAC, Node, RBAC";
-                    return Err(format!("there is no authorizer {other:?}: choose among {known}").into());
-                }
-            };
-            if modes.contains(&mode) {
-                return Err(format!("--authorization-mode has {name} more than once").into());
-            }
-            modes.push(mode);
-        }
-        Ok(Some(modes))
-    }
-
     /// As upstream: strangers are not let in where everything is allowed.
     pub fn anonymous_auth(&self, modes: &[Mode]) -> bool {
         let allowed = self.anonymous_auth.unwrap_or(true);
@@ -430,22 +426,8 @@ mod tests {
     }
 
     #[test]
-    fn authorizers_are_asked_in_the_order_given() {
-        let of = |names: &[&str]| StandaloneOptions {
-            authorization_mode: names.iter().map(|name| (*name).to_owned()).collect(),
-            ..StandaloneOptions::default()
-        };
-        assert_eq!(of(&[]).authorization().unwrap(), None);
-        assert_eq!(of(&["RBAC", "Node"]).authorization().unwrap(), Some(vec![Mode::Rbac, Mode::Node]));
-        for (names, part) in [
-            (&["RBAC", "RBAC"][..], "more than once"),
-            (&["Rbac"], "choose among"),
-            (&["Webhook"], "not supported"),
-            (&["ABAC"], "--authorization-policy-file"),
-        ] {
-            let error = of(names).authorization().unwrap_err().to_string();
-            assert!(error.contains(part), "{error}");
-        }
-        assert!(of(&[]).anonymous_auth(&[Mode::Rbac]) && !of(&[]).anonymous_auth(&[Mode::AlwaysAllow]));
+    fn strangers_stay_out_where_everything_is_allowed() {
+        let options = StandaloneOptions::default();
+        assert!(options.anonymous_auth(&[Mode::Rbac]) && !options.anonymous_auth(&[Mode::AlwaysAllow]));
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::apiserver::BoxError;
 use crate::paths::Paths;
+use ferrite_apiserver::StorageMedia;
 use ferrite_encryption::{Encryption, EncryptionOptions, GroupResource, StoredAt};
 use ferrite_etcd::client::{EtcdOptions, Layout, TlsFiles, connect};
 use ferrite_etcd::server::Service;
@@ -14,6 +15,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
+
+const JSON: &str = "application/json";
+const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 
 /// Options of the store, named as upstream's API server names them.
 #[derive(Debug, Clone, clap::Args)]
@@ -36,6 +40,10 @@ pub struct StorageOptions {
     /// Seconds between two compactions of etcd; 0 for none.
     #[arg(long, default_value_t = 300, value_name = "SECONDS")]
     pub etcd_compaction_interval: u64,
+    /// Media type of stored objects: application/json, or application/vnd.kubernetes.protobuf, as upstream's. Both are
+    /// read. Custom resources are JSON.
+    #[arg(long, value_name = "TYPE", default_value = JSON, value_parser = [JSON, PROTOBUF])]
+    pub storage_media_type: String,
     /// File with the keys and services that encrypt objects where they are stored: an EncryptionConfiguration of
     /// apiserver.config.k8s.io/v1.
     #[arg(long, value_name = "FILE")]
@@ -160,11 +168,12 @@ impl StorageOptions {
         let encryption = Encryption::open(options, built_in)
             .await
             .map_err(|error| format!("cannot use --encryption-provider-config: {error}"))?;
-        store.set_transformer(Arc::clone(&encryption) as _);
+        let media = StorageMedia::new(Arc::clone(&encryption) as _, self.storage_media_type == PROTOBUF);
+        store.set_transformer(Arc::new(media));
         store.reveal_all().await;
         if store.has_unreadable() {
             tracing::error!(
-                "the store has objects that cannot be decrypted: check --encryption-provider-config and its services"
+                "the store has objects that cannot be read: check --encryption-provider-config and its services"
             );
         }
         let mut following = JoinSet::new();

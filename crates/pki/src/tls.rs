@@ -44,7 +44,7 @@ pub struct Handshake<'a> {
 }
 
 /// An identity and the names that it is for: `*.example.com` is for all names one level below.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct NamedIdentity {
     pub identity: Identity,
     /// The certificate's own names when empty.

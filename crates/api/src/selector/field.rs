@@ -53,6 +53,10 @@ impl FieldSelector {
         &self.terms
     }
 
+    pub fn into_terms(self) -> Vec<FieldTerm> {
+        self.terms
+    }
+
     pub fn is_empty(&self) -> bool {
         self.terms.is_empty()
     }

@@ -1,9 +1,8 @@
 //! The value of `authorizer` in expressions of admission.
 
 use crate::admission::Attributes;
-use crate::auth::{Action, Rbac, User, decide};
+use crate::auth::{Action, Answers, Decision, Rbac, User, decide};
 use crate::registry::View;
-use ferrite_api::selector::FieldSelector;
 use ferrite_cel::{AuthorizationDecision, Authorizer, AuthorizerValue, Check, Value as Cel};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,48 +14,63 @@ struct RequestAuthorizer {
     view: View,
     user: User,
     decided: Mutex<HashMap<String, AuthorizationDecision>>,
+    answers: Arc<Answers>,
 }
 
 impl Authorizer for RequestAuthorizer {
     fn authorize(&self, check: &Check) -> AuthorizationDecision {
         let question = format!("{check:?}");
         let mut decided = self.decided.lock().unwrap_or_else(PoisonError::into_inner);
-        decided.entry(question).or_insert_with(|| self.decide(check)).clone()
+        if let Some(known) = decided.get(&question) {
+            return known.clone();
+        }
+        let Decision { allowed, reason, error, pending, .. } = self.decide(check);
+        let decision = AuthorizationDecision { allowed, reason, error };
+        if !pending {
+            decided.insert(question, decision.clone());
+        }
+        decision
     }
 }
 
 impl RequestAuthorizer {
-    fn decide(&self, check: &Check) -> AuthorizationDecision {
+    fn decide(&self, check: &Check) -> Decision {
         let account = check.service_account.as_ref().map(|(namespace, name)| User {
             // As upstream: a service account in an expression is not in `system:authenticated`.
             name: format!("system:serviceaccount:{namespace}:{name}"),
             groups: vec!["system:serviceaccounts".into(), format!("system:serviceaccounts:{namespace}")],
             ..User::default()
         });
-        let selector = FieldSelector::parse(&check.field_selector).unwrap_or_default();
-        let exact = selector.terms().iter().filter(|term| term.equal);
-        let action = Action {
+        let mut action = Action {
             verb: check.verb.clone(),
             group: check.group.clone(),
             resource: check.resource.clone(),
             subresource: check.subresource.clone(),
             namespace: check.namespace.clone(),
             name: check.name.clone(),
-            fields: exact.map(|term| (term.field.clone(), term.value.clone())).collect(),
+            version: "*".to_owned(),
             path: check.path.clone(),
+            ..Action::default()
         };
-        let decision = decide(&self.rbac, &self.view, account.as_ref().unwrap_or(&self.user), &action);
-        AuthorizationDecision { allowed: decision.allowed, reason: decision.reason, error: None }
+        action.select(&check.field_selector, &check.label_selector);
+        let user = account.as_ref().unwrap_or(&self.user);
+        self.answers.enter(|| decide(&self.rbac, &self.view, user, &action))
     }
 }
 
-/// The values of `authorizer` and `authorizer.requestResource`.
-pub(super) fn authorizer(view: &View, attributes: &Attributes<'_>) -> (Cel<'static>, Cel<'static>) {
+/// The values of `authorizer` and `authorizer.requestResource`. Expressions that read them are evaluated within
+/// [`Answers::settle`].
+pub(super) fn authorizer(
+    view: &View,
+    attributes: &Attributes<'_>,
+    answers: &Arc<Answers>,
+) -> (Cel<'static>, Cel<'static>) {
     let authorizer: Arc<dyn Authorizer> = Arc::new(RequestAuthorizer {
         rbac: Arc::clone(attributes.rbac),
         view: view.clone(),
         user: attributes.user.clone(),
         decided: Mutex::default(),
+        answers: Arc::clone(answers),
     });
     let check = Check {
         group: attributes.resource.group.to_string(),

@@ -44,6 +44,7 @@ fn may(view: &View, attributes: &Attributes<'_>, verb: &str, signer: &str) -> bo
         let action = Action {
             verb: verb.into(),
             group: GROUP.into(),
+            version: "*".into(),
             resource: "signers".into(),
             name,
             ..Action::default()

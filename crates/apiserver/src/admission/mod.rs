@@ -23,6 +23,7 @@ mod deny_external_ips;
 mod event_rate_limit;
 pub(crate) mod expressions;
 mod extended_toleration;
+mod image_policy;
 mod limit_ranger;
 pub(crate) mod matching;
 mod namespace_exists;
@@ -46,15 +47,17 @@ mod toleration_restriction;
 mod webhook;
 
 pub use config::{ConfigError, Configurations, read as read_admission_config};
+pub(crate) use image_policy::open as open_image_policy;
 pub(crate) use reinvocation::Reinvocation;
 pub(crate) use stage::{MutatingStage, Parts, ValidatingStage};
 pub(crate) use webhook::WebhookMetrics;
 
-use crate::auth::{Action, Rbac, User, decide};
+use crate::auth::{Action, Rbac, User, decide, settled};
 use crate::metrics::AdmissionTimes;
 use crate::options::WriteOptions;
 use crate::outbound::Outbound;
 use crate::registry::View;
+use crate::review_webhook::{WebhookSender, WebhookSenders};
 use crate::subresource::scale;
 
 use ferrite_api::resource::Resource;
@@ -300,6 +303,21 @@ pub struct AdmissionPlugins {
     pub enable: Vec<String>,
     pub disable: Vec<String>,
     pub configurations: Configurations,
+    /// If it is given, these are on and no others.
+    pub only: Option<Vec<String>>,
+    /// Connects the plugin ImagePolicyWebhook to its webhook.
+    pub webhook_senders: Option<Arc<dyn WebhookSenders>>,
+}
+
+impl AdmissionPlugins {
+    /// Returns true if a plugin works that is on by default or not.
+    fn turns_on(&self, name: &str, default: bool) -> bool {
+        let named = |list: &[String]| list.iter().any(|listed| listed == name);
+        match &self.only {
+            Some(only) => named(only),
+            None => named(&self.enable) || (default && !named(&self.disable)),
+        }
+    }
 }
 
 /// A plugin at work.
@@ -317,6 +335,18 @@ impl std::ops::Deref for Link {
             Self::Made(plugin) => &**plugin,
         }
     }
+}
+
+/// Asks plugins, each of which may need the answers of authorization webhooks.
+async fn validate_asking<L: Copy>(
+    links: impl Iterator<Item = L>,
+    attributes: &Attributes<'_>,
+    validate: impl Fn(L) -> Result<(), Status>,
+) -> Result<(), Status> {
+    for link in links {
+        settled(attributes.rbac, || validate(link)).await?;
+    }
+    Ok(())
 }
 
 /// Returns true if a request writes the scale of an object.
@@ -339,22 +369,26 @@ pub(crate) struct Chain {
 
 impl Chain {
     /// Fails with the first name that is no plugin's, or the first configuration that a plugin does not take.
-    pub fn new(wanted: &AdmissionPlugins, outbound: &Arc<Outbound>) -> Result<Self, String> {
+    pub fn new(
+        wanted: &AdmissionPlugins,
+        outbound: &Arc<Outbound>,
+        image_policy: Option<&Arc<dyn WebhookSender>>,
+    ) -> Result<Self, String> {
         let webhook_metrics = Arc::default();
         let known: Vec<&str> = PLUGINS.iter().map(Row::name).chain(stage::names()).collect();
-        let mut names = wanted.enable.iter().chain(&wanted.disable).chain(wanted.configurations.keys());
+        let only = wanted.only.iter().flatten();
+        let mut names =
+            wanted.enable.iter().chain(&wanted.disable).chain(only).chain(wanted.configurations.keys());
         if let Some(name) = names.find(|name| !known.contains(&name.as_str())) {
             return Err(format!("no admission plugin is called {name:?}: there are {}", known.join(", ")));
         }
-        let named = |list: &[String], name: &str| list.iter().any(|listed| listed == name);
-        let works = |name: &str, default: bool| {
-            named(&wanted.enable, name) || (default && !named(&wanted.disable, name))
-        };
+        let works = |name: &str, default: bool| wanted.turns_on(name, default);
         let rows: Vec<&Row> = PLUGINS.iter().filter(|row| works(row.name(), row.default)).collect();
         let parts = |name: &str| Parts {
             configuration: wanted.configurations.get(name),
             outbound,
             webhook_metrics: &webhook_metrics,
+            image_policy,
         };
         Ok(Self {
             times: AdmissionTimes::default(),
@@ -490,9 +524,14 @@ impl Chain {
     ) -> Result<(), Status> {
         let started = Instant::now();
         let operation = attributes.operation.name();
-        let mut validated = self.links.iter().zip(&self.plugin_times).try_for_each(|(plugin, times)| {
+        let mut links = self.links.iter().zip(&self.plugin_times);
+        let validate = |(plugin, times): (&Link, &times::PluginTimes)| {
             times.measure(plugin.name(), true, operation, || plugin.validate(view, attributes, object))
-        });
+        };
+        let mut validated = match attributes.rbac.asks_webhooks() {
+            false => links.try_for_each(validate),
+            true => Box::pin(validate_asking(links, attributes, validate)).await,
+        };
         if validated.is_ok() && self.may_validate(view, attributes) {
             validated = Box::pin(self.run_validating(view, attributes, object)).await;
         }

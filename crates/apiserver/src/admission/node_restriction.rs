@@ -277,6 +277,7 @@ fn audience_problem(
     // As upstream: the audience stands where a resource does, so that a star allows all of them.
     let action = Action {
         verb: "request-serviceaccounts-token-audience".into(),
+        version: "v1".into(),
         resource: audience.into(),
         namespace: attributes.namespace.into(),
         name: attributes.name.into(),

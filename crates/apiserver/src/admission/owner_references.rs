@@ -34,6 +34,7 @@ impl Plugin for OwnerReferencesPermissionEnforcement {
             let delete = Action {
                 verb: "delete".into(),
                 group: attributes.resource.group.to_string(),
+                version: attributes.resource.version.to_string(),
                 resource: attributes.resource.plural.to_string(),
                 subresource: attributes.subresource.unwrap_or_default().into(),
                 namespace: attributes.namespace.into(),
@@ -75,6 +76,7 @@ fn finalizers_of(view: &View, attributes: &Attributes<'_>, owner: &Value) -> Opt
     Some(Action {
         verb: "update".into(),
         group: group.into(),
+        version: version.into(),
         resource: resource.plural.to_string(),
         subresource: "finalizers".into(),
         namespace: if resource.is_namespaced() { attributes.namespace.into() } else { String::new() },

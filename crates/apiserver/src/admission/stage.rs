@@ -1,10 +1,12 @@
 //! Stages of admission that may wait: webhooks and policies.
 
+use super::image_policy::{self, ImagePolicy};
 use super::policy::{MutatingPolicies, ValidatingPolicies};
 use super::webhook::{MutatingWebhooks, ValidatingWebhooks};
 use super::{Attributes, Reinvocation, WebhookMetrics};
 use crate::outbound::Outbound;
 use crate::registry::View;
+use crate::review_webhook::WebhookSender;
 use ferrite_api::Status;
 use ferrite_json::Value;
 use std::pin::Pin;
@@ -51,27 +53,31 @@ pub(crate) struct Parts<'a> {
     pub configuration: Option<&'a Value>,
     pub outbound: &'a Arc<Outbound>,
     pub webhook_metrics: &'a Arc<WebhookMetrics>,
+    /// The connection of the plugin ImagePolicyWebhook, if that is on.
+    pub image_policy: Option<&'a Arc<dyn WebhookSender>>,
 }
 
 /// Makes a stage, or says why it cannot.
 type Make<S> = fn(&Parts<'_>) -> Result<Box<S>, String>;
 
-/// A stage. All work without being asked for.
+/// A stage, and true if it is on by default.
 pub(super) struct StageRow<S: ?Sized> {
     name: &'static str,
     make: Make<S>,
+    default: bool,
 }
 
 /// In order.
 pub(super) const MUTATING: &[StageRow<dyn MutatingStage>] = &[
-    StageRow { name: MutatingPolicies::NAME, make: MutatingPolicies::make },
-    StageRow { name: MutatingWebhooks::NAME, make: MutatingWebhooks::make },
+    StageRow { name: MutatingPolicies::NAME, make: MutatingPolicies::make, default: true },
+    StageRow { name: MutatingWebhooks::NAME, make: MutatingWebhooks::make, default: true },
 ];
 
 /// In order.
 pub(super) const VALIDATING: &[StageRow<dyn ValidatingStage>] = &[
-    StageRow { name: ValidatingPolicies::NAME, make: ValidatingPolicies::make },
-    StageRow { name: ValidatingWebhooks::NAME, make: ValidatingWebhooks::make },
+    StageRow { name: image_policy::NAME, make: ImagePolicy::make, default: false },
+    StageRow { name: ValidatingPolicies::NAME, make: ValidatingPolicies::make, default: true },
+    StageRow { name: ValidatingWebhooks::NAME, make: ValidatingWebhooks::make, default: true },
 ];
 
 /// The names of all stages.
@@ -85,7 +91,7 @@ pub(super) fn make<'a, S: ?Sized>(
     works: &dyn Fn(&str, bool) -> bool,
     parts: &dyn Fn(&str) -> Parts<'a>,
 ) -> Result<Vec<Box<S>>, String> {
-    let working = rows.iter().filter(|row| works(row.name, true));
+    let working = rows.iter().filter(|row| works(row.name, row.default));
     working
         .map(|row| {
             (row.make)(&parts(row.name))

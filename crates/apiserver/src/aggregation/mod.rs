@@ -274,7 +274,7 @@ impl Follower {
     /// Starts to ask the servers that are due.
     fn probe(&mut self, stored: &BTreeMap<String, Value>) {
         let view = self.server.registry.view();
-        let identity = self.server.config.proxy_client.as_ref();
+        let certificates = self.server.certificates();
         let now = Instant::now();
         let is_remote = |name: &String| stored.get(name).is_some_and(|o| Spec::of(o).service.is_some());
         let gone: Vec<String> = self.probed.keys().filter(|name| !is_remote(name)).cloned().collect();
@@ -289,7 +289,8 @@ impl Follower {
             let Some(service) = spec.service.clone() else { continue };
             if self.probed.get(name).is_none_or(|probed| probed.spec != spec) {
                 let available = availability::is_available(object);
-                let remote = Arc::new(Remote::new(name, service.clone(), available, identity));
+                let remote =
+                    Arc::new(Remote::new(name, service.clone(), available, Arc::clone(&certificates)));
                 let probed = Probed {
                     spec: spec.clone(),
                     endpoints: Vec::new(),
@@ -352,7 +353,7 @@ impl Follower {
 
     /// Lets requests see the stored APIServices.
     fn publish(&self, stored: &BTreeMap<String, Value>) {
-        let identity = self.server.config.proxy_client.as_ref();
+        let certificates = self.server.certificates();
         let before = self.server.aggregator.services();
         let all = stored.iter().map(|(name, object)| {
             let spec = Spec::of(object);
@@ -360,7 +361,9 @@ impl Follower {
             let remote = spec.service.map(|service| {
                 let known = before.remote_of(&spec.group, &spec.version);
                 let same = known.filter(|known| known.service == service && known.available == available);
-                same.cloned().unwrap_or_else(|| Arc::new(Remote::new(name, service, available, identity)))
+                same.cloned().unwrap_or_else(|| {
+                    Arc::new(Remote::new(name, service, available, Arc::clone(&certificates)))
+                })
             });
             let priority = Priority { group: spec.priority.0, version: spec.priority.1 };
             let mounted = self.server.config.mounted.iter().find(|mounted| {

@@ -44,6 +44,14 @@ pub(crate) async fn handle(server: &ApiServer, remote: &Remote, asked: Asked) ->
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
         return dial::join(server, &mut parts, response);
     }
+    if server.config.rejects_redirects
+        && response.status().is_redirection()
+        && response.headers().get(header::LOCATION).is_some_and(|location| !location.is_empty())
+    {
+        // As upstream: an extension API server must not lead clients elsewhere with their credentials.
+        let message = "the backend attempted to redirect this request, which is not permitted";
+        return Ok(http::text(502, message));
+    }
     let (far, body) = response.into_parts();
     let mut answer = Response::new(body.map_err(|error| -> BoxError { error.into() }).boxed_unsync());
     *answer.status_mut() = far.status;

@@ -2,6 +2,7 @@
 
 use super::services::ServiceReference;
 use crate::auth::User;
+use crate::certificates::ActiveCertificates;
 use crate::http::{Body, BoxError};
 use crate::server::ApiServer;
 use crate::subresource::{dial, endpoints_of};
@@ -11,7 +12,7 @@ use ferrite_pki::{Identity, PkiError};
 use hyper::body::Incoming;
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use rand::seq::IndexedRandom;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 
 /// A server that another process runs.
 pub(crate) struct Remote {
@@ -20,6 +21,12 @@ pub(crate) struct Remote {
     pub service: ServiceReference,
     /// The APIService's own status says so.
     pub available: bool,
+    trust: RwLock<Trust>,
+}
+
+/// The settings of connections, and the server's certificates of which they were made.
+struct Trust {
+    certificates: Arc<ActiveCertificates>,
     tls: Result<Arc<rustls::ClientConfig>, TrustError>,
 }
 
@@ -48,13 +55,34 @@ pub(crate) enum ReachError {
 }
 
 impl Remote {
-    pub fn new(name: &str, service: ServiceReference, available: bool, identity: Option<&Identity>) -> Self {
-        let tls = trust(name, &service, identity);
-        Self { name: name.to_owned(), service, available, tls }
+    pub fn new(
+        name: &str,
+        service: ServiceReference,
+        available: bool,
+        certificates: Arc<ActiveCertificates>,
+    ) -> Self {
+        let tls = trust(name, &service, certificates.certificates.proxy_client.as_ref());
+        let trust = RwLock::new(Trust { certificates, tls });
+        Self { name: name.to_owned(), service, available, trust }
     }
 
-    pub fn trust_error(&self) -> Option<&TrustError> {
-        self.tls.as_ref().err()
+    pub fn trust_error(&self) -> Option<TrustError> {
+        self.trust.read().unwrap_or_else(PoisonError::into_inner).tls.as_ref().err().cloned()
+    }
+
+    /// The settings of connections, with the server's certificate of now.
+    fn tls(&self, server: &ApiServer) -> Result<Arc<rustls::ClientConfig>, TrustError> {
+        let now = server.certificates();
+        {
+            let known = self.trust.read().unwrap_or_else(PoisonError::into_inner);
+            if Arc::ptr_eq(&known.certificates, &now) {
+                return known.tls.clone();
+            }
+        }
+        let tls = trust(&self.name, &self.service, now.certificates.proxy_client.as_ref());
+        let anew = Trust { certificates: now, tls: tls.clone() };
+        *self.trust.write().unwrap_or_else(PoisonError::into_inner) = anew;
+        tls
     }
 
     /// Sends a request to one of the Service's endpoints.
@@ -63,7 +91,7 @@ impl Remote {
         server: &ApiServer,
         request: Request<Body>,
     ) -> Result<Response<Incoming>, ReachError> {
-        let tls = self.tls.clone()?;
+        let tls = self.tls(server)?;
         let ServiceReference { namespace, name, port, .. } = &self.service;
         let places = endpoints_of(&server.registry.view(), namespace, name, *port);
         let Some(&(address, endpoint_port)) = places.choose(&mut rand::rng()) else {
@@ -148,6 +176,7 @@ pub(super) fn identify(headers: &mut HeaderMap, user: &User) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::certificates::Certificates;
 
     #[test]
     fn users_are_named_in_headers() {
@@ -175,7 +204,9 @@ mod tests {
                 ca_bundle: bundle.into(),
                 skip_verify: false,
             };
-            assert!(Remote::new("v1.x", service, true, None).trust_error().is_some(), "{bundle}");
+            let none = ActiveCertificates::new(Certificates::default()).expect("no certificates");
+            let remote = Remote::new("v1.x", service, true, Arc::new(none));
+            assert!(remote.trust_error().is_some(), "{bundle}");
         }
     }
 }

@@ -37,6 +37,7 @@ pub(crate) fn check(rbac: &Rbac, view: &View, grant: &Grant<'_>) -> Result<(), S
         let action = Action {
             verb: verb.into(),
             group: GROUP.into(),
+            version: "*".into(),
             resource: plural.into(),
             namespace: (*namespace).into(),
             name: name.into(),

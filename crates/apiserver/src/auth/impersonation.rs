@@ -5,7 +5,7 @@
 
 mod headers;
 
-use super::{Action, Rbac, User, decide, denied};
+use super::{Action, Rbac, User, decide, denied, settled};
 use crate::registry::View;
 use ferrite_api::Status;
 use ferrite_api::meta_validation::{dns1123_label, dns1123_subdomain};
@@ -61,7 +61,7 @@ static ATTEMPTS: LazyLock<Attempts> = LazyLock::new(|| {
 
 /// The effective user of a request: the authenticated one, unless its headers name another. With the mode
 /// of constrained impersonation that allows it.
-pub(crate) fn impersonate(
+pub(crate) async fn impersonate(
     rbac: &Rbac,
     view: &View,
     user: Arc<User>,
@@ -70,19 +70,22 @@ pub(crate) fn impersonate(
 ) -> Result<(Arc<User>, Option<&'static str>), Status> {
     let Some(wanted) = Wanted::parse(headers)? else { return Ok((user, None)) };
     let started = Instant::now();
-    let asked = Cell::new(0);
-    let may = |action: &Action| {
-        asked.set(asked.get() + 1);
-        decide(rbac, view, &user, action).allowed
-    };
-    let became = wanted.become_by(&user, action, &may);
+    let (became, asked) = settled(rbac, || {
+        let asked = Cell::new(0);
+        let may = |action: &Action| {
+            asked.set(asked.get() + 1);
+            decide(rbac, view, &user, action).allowed
+        };
+        (wanted.become_by(&user, action, &may), asked.get())
+    })
+    .await;
     let (decision, mode) = match &became {
         Ok((_, mode)) => ("allowed", mode.map_or(LEGACY, Mode::name)),
         Err(_) => ("denied", LEGACY),
     };
     ATTEMPTS.total.with(&[decision, mode]).increment();
     ATTEMPTS.duration.with(&[decision, mode]).observe(started.elapsed());
-    ATTEMPTS.authorizations.with(&[decision, mode]).add(asked.get());
+    ATTEMPTS.authorizations.with(&[decision, mode]).add(asked);
     became.map(|(user, mode)| (Arc::new(user), mode.map(Mode::name)))
 }
 
@@ -164,6 +167,7 @@ impl Wanted {
         let right = |group: &str, resource: &str, name: &str| Action {
             verb: verb.into(),
             group: group.into(),
+            version: "v1".into(),
             resource: resource.into(),
             name: name.into(),
             ..Action::default()

@@ -1,6 +1,6 @@
 //! The authorizers that are asked, in their order: `--authorization-mode`.
 
-use super::{Action, User};
+use super::{Action, User, WebhookAuthorizer};
 use ferrite_json::Value;
 use std::sync::Arc;
 
@@ -15,6 +15,8 @@ pub enum Mode {
     Node,
     /// Rules from a file.
     Abac(Arc<AbacPolicy>),
+    /// Another server.
+    Webhook(Arc<WebhookAuthorizer>),
 }
 
 /// The authorizers of a server whose flags say nothing.

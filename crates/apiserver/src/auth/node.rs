@@ -18,11 +18,11 @@ pub(crate) fn name(user: &User) -> Option<&str> {
 }
 
 fn allowed() -> Decision {
-    Decision { allowed: true, reason: String::new() }
+    Decision { allowed: true, ..Decision::default() }
 }
 
 fn no(reason: impl Into<String>) -> Decision {
-    Decision { allowed: false, reason: reason.into() }
+    Decision { reason: reason.into(), ..Decision::default() }
 }
 
 pub(super) fn decide(rbac: &Rbac, view: &View, node: &str, action: &Action) -> Decision {

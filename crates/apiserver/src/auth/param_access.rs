@@ -45,6 +45,7 @@ fn of_policy(rbac: &Rbac, view: &View, user: &User, spec: &Value) -> Option<Fiel
     let action = Action {
         verb: "get".into(),
         group,
+        version: kind.1.to_owned(),
         resource: resource.unwrap_or_else(|| "*".into()),
         namespace: "*".into(),
         name: "*".into(),
@@ -74,6 +75,7 @@ fn of_binding(rbac: &Rbac, view: &View, user: &User, spec: &Value, policies: &st
     let action = Action {
         verb: verb.into(),
         group,
+        version: kind.map_or("*", |kind| kind.1).to_owned(),
         resource: resource.unwrap_or_else(|| "*".into()),
         namespace: text("namespace").into(),
         name: text("name").into(),

@@ -10,7 +10,7 @@ use ferrite_api::meta;
 use ferrite_json::{Value, json};
 use ferrite_store::{Change, Entry, Store, Watch};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 const GROUP: &str = "rbac.authorization.k8s.io";
 const RESOURCES: [&str; 4] = ["clusterroles", "roles", "clusterrolebindings", "rolebindings"];
@@ -294,20 +294,31 @@ pub(crate) struct Rbac {
     store: Arc<Store>,
     table: Arc<ResourceMap>,
     /// The authorizers of the server, of which this is one.
-    modes: Vec<Mode>,
+    modes: RwLock<Arc<[Mode]>>,
     state: Mutex<State>,
 }
 
 impl Rbac {
     pub fn new(store: Arc<Store>, table: Arc<ResourceMap>, modes: Vec<Mode>) -> Self {
+        let modes = RwLock::new(modes.into());
         let rbac = Self { store, table, modes, state: Mutex::new(State::default()) };
         *rbac.lock() = rbac.load();
         rbac
     }
 
     /// The authorizers that are asked, in their order.
-    pub fn modes(&self) -> &[Mode] {
-        &self.modes
+    pub fn modes(&self) -> Arc<[Mode]> {
+        Arc::clone(&self.modes.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Asks these authorizers from now on.
+    pub fn set_modes(&self, modes: Vec<Mode>) {
+        *self.modes.write().unwrap_or_else(PoisonError::into_inner) = modes.into();
+    }
+
+    /// Returns true if a decision may need the answer of a webhook.
+    pub fn asks_webhooks(&self) -> bool {
+        self.modes().iter().any(|mode| matches!(mode, Mode::Webhook(_)))
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
@@ -362,7 +373,11 @@ impl Rbac {
             for binding in state.bindings.get(namespace).into_iter().flat_map(HashMap::values) {
                 let Some(subject) = binding.subject(user) else { continue };
                 if state.rules(binding).iter().any(|rule| rule.allows(action)) {
-                    return Decision { allowed: true, reason: reason(binding, &subject) };
+                    return Decision {
+                        allowed: true,
+                        reason: reason(binding, &subject),
+                        ..Decision::default()
+                    };
                 }
             }
             if action.namespace.is_empty() {

@@ -41,7 +41,8 @@ fn found(exchange: &mut Exchange, user: Result<Arc<User>, Status>, asked_at: Ins
     if let Some(connection) = asked.parts.extensions.get::<Arc<Slot>>().filter(|_| !user.is_anonymous()) {
         connection.belongs_to(&user.name);
     }
-    auth::forget_front_proxy(&mut asked.parts.headers, server.front_proxies.as_ref());
+    let certificates = server.certificates();
+    auth::forget_front_proxy(&mut asked.parts.headers, certificates.front_proxies.as_deref());
     asked.user = Some(user);
     Ok(())
 }
@@ -68,7 +69,7 @@ fn authenticate(server: &ApiServer, user: Option<Arc<User>>, parts: &Parts) -> F
     };
     match server.token_user(token, &server.config.audiences()) {
         Ok((user, _)) => Found::User(Ok(Arc::new(user))),
-        Err(_) if server.jwt.has_issuers() => Found::ForeignToken(token.to_owned()),
+        Err(_) if server.knows_others() => Found::ForeignToken(token.to_owned()),
         Err(_) => Found::User(Err(Status::unauthorized())),
     }
 }

@@ -1,25 +1,30 @@
 //! Makes the request as the user that its `Impersonate-` headers name, if its own user may.
 
-use super::{Exchange, Refusal, times};
+use super::{Exchange, Refusal, Wait, times};
 use crate::auth;
 use ferrite_api::Status;
+use std::time::Instant;
 
-pub(super) fn before(exchange: &mut Exchange) -> Result<(), Refusal> {
-    let asked = &mut exchange.asked;
-    if !auth::impersonates(&asked.parts.headers) {
-        return Ok(());
+pub(super) fn before(exchange: &mut Exchange) -> Result<Option<Wait<'_>>, Refusal> {
+    if !auth::impersonates(&exchange.asked.parts.headers) {
+        return Ok(None);
     }
-    let asked_at = std::time::Instant::now();
-    let registry = &exchange.facts.server.registry;
-    let user = asked.user.take().ok_or_else(Status::unauthorized)?;
-    let action = asked.action();
-    let user = auth::impersonate(&registry.rbac, &registry.view(), user, &asked.parts.headers, &action);
-    times::IMPERSONATION.observe(asked_at.elapsed());
-    let (user, mode) = user?;
-    auth::forget_impersonation(&mut asked.parts.headers);
-    if let Some(record) = asked.audit() {
-        record.impersonates(&user, mode);
-    }
-    asked.user = Some(user);
-    Ok(())
+    Ok(Some(Box::pin(async move {
+        let asked_at = Instant::now();
+        let asked = &mut exchange.asked;
+        let registry = &exchange.facts.server.registry;
+        let user = asked.user.take().ok_or_else(Status::unauthorized)?;
+        let (view, action) = (registry.view(), asked.action());
+        let became = auth::impersonate(&registry.rbac, &view, user, &asked.parts.headers, &action);
+        let became = tokio::time::timeout_at(exchange.facts.deadline, became).await;
+        times::IMPERSONATION.observe(asked_at.elapsed());
+        let late = |_| Status::timeout("request did not complete within the allotted timeout");
+        let (user, mode) = became.map_err(late)??;
+        auth::forget_impersonation(&mut asked.parts.headers);
+        if let Some(record) = asked.audit() {
+            record.impersonates(&user, mode);
+        }
+        asked.user = Some(user);
+        Ok(())
+    })))
 }

@@ -10,8 +10,10 @@ mod authentication;
 mod authorization;
 mod cache_control;
 mod compression;
+mod cors;
 mod deadline;
 mod flow_control;
+mod hsts;
 mod impersonation;
 mod in_flight;
 mod memory_reclaim;
@@ -37,7 +39,9 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use tokio::time::Instant;
 
+pub use cors::{CorsOrigins, CorsOriginsError};
 pub(crate) use flow_control::InProcess;
+pub use hsts::{TransportSecurity, TransportSecurityError};
 pub(crate) use in_flight::{InFlight, Place};
 pub(crate) use memory_reclaim::MemoryReclaimer;
 
@@ -85,6 +89,7 @@ const CHAIN: &[Filter] = &[
     // Every response has an id for reports, whichever filter refused the request.
     Filter::both(audit_id::before, audit_id::after),
     Filter::after(cache_control::after),
+    Filter::after(hsts::after),
     Filter::before(memory_reclaim::before),
     // A server with too much to do spends nothing more on a request.
     Filter::before(in_flight::before),
@@ -96,14 +101,16 @@ const CHAIN: &[Filter] = &[
     // The filters below may refuse the request before its user is known.
     Filter::both(audit::arrived, audit::refused),
     Filter::before(deadline::before),
+    // A browser's question about another origin shows no credentials.
+    Filter::both(cors::before, cors::after),
     Filter::waiting(authentication::before, |_, answer| answer),
     // The audit tells who asks, not whom they impersonate, and sees every response from here on.
     Filter::waiting(audit::before, audit::after),
     // Authorization is about the user that the request is made as.
-    Filter::before(impersonation::before),
+    Filter::waiting(impersonation::before, |_, answer| answer),
     // As upstream: also a request that will be forbidden takes its turn.
     Filter::waiting(flow_control::before, flow_control::after),
-    Filter::before(authorization::before),
+    Filter::waiting(authorization::before, |_, answer| answer),
 ];
 
 /// A response that ends a request before it is dispatched.
@@ -143,6 +150,8 @@ pub(crate) struct Facts {
     pub flow_schema: Option<Arc<Schema>>,
     /// Held until the response is made, or a watch has begun.
     pub seat: Option<Arc<Seat>>,
+    /// The origin of the page that makes the request, if such pages may read the response.
+    pub cors_origin: Option<HeaderValue>,
     /// None if the request is not audited. Handlers find it among the request's extensions.
     pub audit: Option<Arc<Record>>,
 }
@@ -204,6 +213,7 @@ impl Exchange {
                 place: None,
                 flow_schema: None,
                 seat: None,
+                cors_origin: None,
                 audit: None,
                 server,
             },

@@ -6,7 +6,7 @@ use super::stored::Written;
 use super::update::CHARGE_ATTEMPTS;
 use super::{Registry, Write, WriteStep, metadata, store_status, stored};
 use crate::admission::{Attributes, Charges, Operation};
-use crate::auth::{Grant, check_escalation, check_param_access};
+use crate::auth::{Grant, check_escalation, check_param_access, settled};
 use crate::managed;
 use ferrite_api::Status;
 use ferrite_api::meta;
@@ -156,7 +156,7 @@ impl Registry {
             key = stored::key(resource, write.namespace, name);
             attributes = Attributes { name, ..attributes };
         }
-        check_escalation(&self.rbac, &view, &grant(write, &object))?;
+        settled(&self.rbac, || check_escalation(&self.rbac, &view, &grant(write, &object))).await?;
         // Has no effect if admission has changed nothing. Values that admission sets are complete: they
         // need no defaults.
         metadata::merge_owners(&mut object, &write.options.warnings, metadata::OWNERS_ADMITTED);
@@ -173,7 +173,8 @@ impl Registry {
         if !errors.is_empty() {
             return Err(metadata::invalid(resource, name, &errors));
         }
-        if let Some(error) = check_param_access(&self.rbac, &view, &grant(write, &object)) {
+        let param_access = || check_param_access(&self.rbac, &view, &grant(write, &object));
+        if let Some(error) = settled(&self.rbac, param_access).await {
             return Err(metadata::invalid(resource, name, &[error]));
         }
         let warnings = strategy.warnings(&object).into_iter().chain(self.inert_warning(resource));

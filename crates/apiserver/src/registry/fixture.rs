@@ -9,7 +9,7 @@ pub(crate) fn registry() -> super::Registry {
     let services = super::ServiceAllocator::new(Vec::new(), 30000..=32767);
     let outbound = Arc::default();
     let admission =
-        crate::admission::Chain::new(&crate::AdmissionPlugins::default(), &outbound).expect("a chain");
+        crate::admission::Chain::new(&crate::AdmissionPlugins::default(), &outbound, None).expect("a chain");
     super::Registry::new(
         Arc::new(ferrite_store::Store::memory()),
         table,

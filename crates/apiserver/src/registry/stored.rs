@@ -49,7 +49,7 @@ pub(crate) fn key(resource: &Resource, namespace: &str, name: &str) -> Key {
     })
 }
 
-fn head(resource: &Resource) -> String {
+pub(super) fn head(resource: &Resource) -> String {
     let stored_as = resource.storage_gvk();
     format!(r#"{{"kind":"{}","apiVersion":"{}","metadata":{{"#, stored_as.kind, stored_as.api_version())
 }
@@ -267,6 +267,11 @@ pub(crate) fn metadata(value: &[u8]) -> Option<&[u8]> {
 fn metadata_at(value: &[u8]) -> Option<usize> {
     const MARK: &[u8] = b"\"metadata\":{";
     value.windows(MARK.len()).take(MAX_HEAD).position(|w| w == MARK).map(|at| at + MARK.len() - 1)
+}
+
+/// Kind and apiVersion of a stored object, with the brace that opens its metadata. Empty if it has none.
+pub(super) fn beginning_of(value: &[u8]) -> &[u8] {
+    metadata_at(value).and_then(|at| value.get(..=at)).unwrap_or_default()
 }
 
 /// Kind and apiVersion are shorter than this.

@@ -5,7 +5,7 @@ use super::delete::held_by_spec;
 use super::stored::Written;
 use super::{Registry, Write, WriteStep, metadata, stored, unreadable};
 use crate::admission::{Attributes, Operation};
-use crate::auth::{Grant, check_claim_status, check_escalation, check_param_access};
+use crate::auth::{Grant, check_claim_status, check_escalation, check_param_access, settled};
 use crate::managed;
 use ferrite_api::field::{FieldError, Path};
 use ferrite_api::resource::Resource;
@@ -232,7 +232,7 @@ impl Registry {
         }
         let Write { user, namespace, .. } = update.write;
         let grant = Grant { user, resource, namespace, requested: update.name, old: Some(old), new };
-        check_escalation(&self.rbac, view, &grant)?;
+        settled(&self.rbac, || check_escalation(&self.rbac, view, &grant)).await?;
         let allocation = match update.subresource {
             None => {
                 let dry_run = update.write.options.dry_run;
@@ -261,7 +261,8 @@ impl Registry {
         }
         if update.subresource.is_none() {
             let grant = Grant { user, resource, namespace, requested: update.name, old: Some(old), new };
-            if let Some(error) = check_param_access(&self.rbac, view, &grant) {
+            let param_access = || check_param_access(&self.rbac, view, &grant);
+            if let Some(error) = settled(&self.rbac, param_access).await {
                 return Err(metadata::invalid(resource, update.name, &[error]));
             }
             let told = strategy.warnings_on_update(new, old).into_iter();

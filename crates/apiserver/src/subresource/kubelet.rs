@@ -111,20 +111,21 @@ pub(super) async fn attach(call: &mut Call) -> Result<Response, Status> {
 
 /// Requires the verb `create`. As upstream: a WebSocket begins with a GET, which asks for no more than
 /// `get`, but every way into a container requires `create`.
-fn require_create(call: &Call) -> Result<(), Status> {
+async fn require_create(call: &Call) -> Result<(), Status> {
     if call.verb == Verb::Create {
         return Ok(());
     }
     let registry = &call.server.registry;
     let action = Action::on(&call.target, Verb::Create.as_str());
-    match auth::decide(&registry.rbac, &registry.view(), &call.user, &action) {
+    let decide = || auth::decide(&registry.rbac, &registry.view(), &call.user, &action);
+    match auth::settled(&registry.rbac, decide).await {
         decision if decision.allowed => Ok(()),
         decision => Err(Status::forbidden("", "pods", call.name(), &decision.reason)),
     }
 }
 
 async fn stream(call: &mut Call, what: &str) -> Result<Response, Status> {
-    require_create(call)?;
+    require_create(call).await?;
     let pod = call.server.registry.read(&call.resource, call.namespace(), call.name())?;
     let container = container(call, &pod)?;
     check_host(call, &pod)?;
@@ -142,7 +143,7 @@ async fn stream(call: &mut Call, what: &str) -> Result<Response, Status> {
 }
 
 pub(super) async fn port_forward(call: &mut Call) -> Result<Response, Status> {
-    require_create(call)?;
+    require_create(call).await?;
     // As upstream: one parameter may list several ports.
     let ports: Vec<String> =
         call.query.all("ports").flat_map(|ports| ports.split(',')).map(str::to_owned).collect();
@@ -254,7 +255,7 @@ fn check_host(call: &Call, pod: &Value) -> Result<(), Status> {
 
 /// The credentials that the server shows to kubelets.
 pub(super) fn tls(server: &ApiServer) -> Result<Arc<rustls::ClientConfig>, Status> {
-    let tls = server.config.kubelet_client.clone();
+    let tls = server.certificates().certificates.kubelet_client.clone();
     tls.ok_or_else(|| Status::internal("this server has no certificate for kubelets"))
 }
 

@@ -5,6 +5,7 @@ mod world;
 
 mod admitting;
 mod allowed;
+mod asking;
 mod auditing;
 mod bounded;
 mod compared;

@@ -2,7 +2,7 @@
 
 use crate::world::*;
 use bytes::Bytes;
-use ferrite_apiserver::{BoxError, RequestHeader, Serving};
+use ferrite_apiserver::{BoxError, RequestHeader, Serving, ServingTls};
 use ferrite_json::{Value, json};
 use ferrite_pki::{Authority, Identity, Purpose, Subject};
 use futures_util::StreamExt;
@@ -11,6 +11,7 @@ use http_body::Frame;
 use http_body_util::{BodyExt, Empty, Full, StreamBody};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use rustls_pki_types::pem::PemObject;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,6 +30,8 @@ struct Network {
     authority: Authority,
     address: SocketAddr,
     tls: rustls::ClientConfig,
+    /// The server's side.
+    server_tls: ServingTls,
     serving: JoinHandle<()>,
 }
 
@@ -48,9 +51,10 @@ impl Network {
         let tls = ferrite_pki::server_config(&server, ca, &["h2", "http/1.1"]).expect("a configuration");
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a port");
         let address = listener.local_addr().expect("an address");
-        let serving = tokio::spawn(world.server().serve(listener, tls));
+        let server_tls = ServingTls::from(tls);
+        let serving = tokio::spawn(world.server().serve(listener, server_tls.clone()));
         let tls = ferrite_pki::client_config(ca, Some(&admin)).expect("a configuration");
-        Self { world, authority, address, tls, serving }
+        Self { world, authority, address, tls, server_tls, serving }
     }
 
     async fn connect(&self, protocol: &str) -> TlsStream<TcpStream> {
@@ -98,6 +102,40 @@ async fn a_connection_serves_one_request_after_another() {
         assert_eq!(answer.status(), StatusCode::OK, "{path}");
         assert!(!text(answer).await.is_empty());
     }
+}
+
+#[tokio::test]
+async fn a_client_of_an_authority_that_is_gone_is_unknown_from_the_next_request_on() {
+    let network = Network::start(Serving::default()).await;
+    let mut sender = network.http2().await;
+    assert_eq!(sender.send_request(network.get(MAPS)).await.expect("an answer").status(), 200);
+    let mut watch = sender.send_request(network.get(&format!("{MAPS}?watch=1"))).await.expect("an answer");
+    let other = Authority::create("other").expect("an authority");
+    let names = vec!["localhost".to_owned()];
+    let subject = Subject { common_name: "new".into(), organization: None, names };
+    let identity = network.authority.issue(&subject, Purpose::Server).expect("a certificate");
+    let replace = |clients: &str| {
+        let tls = ferrite_pki::server_config(&identity, clients, &["h2"]).expect("a configuration");
+        network.server_tls.set(tls);
+    };
+    replace(other.certificate());
+    assert_eq!(sender.send_request(network.get(MAPS)).await.expect("an answer").status(), 401);
+    // As upstream: a watch that has begun goes on.
+    let map = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "late"}});
+    assert_eq!(network.world.post(MAPS, &map).await.code, 201);
+    let mut seen = Vec::new();
+    while !String::from_utf8_lossy(&seen).contains("late") {
+        let frame = watch.frame().await.expect("an event").expect("a frame");
+        seen.extend_from_slice(frame.data_ref().expect("data"));
+    }
+    // New connections see the new certificate, and an authority that comes back counts again.
+    let fresh = network.connect("h2").await;
+    let shown = &fresh.get_ref().1.peer_certificates().expect("a certificate")[0];
+    let mut expected = identity.certificate.as_bytes();
+    let expected = rustls_pki_types::CertificateDer::from_pem_reader(&mut expected).expect("a certificate");
+    assert_eq!(*shown, expected);
+    replace(network.authority.certificate());
+    assert_eq!(sender.send_request(network.get(MAPS)).await.expect("an answer").status(), 200);
 }
 
 #[tokio::test]

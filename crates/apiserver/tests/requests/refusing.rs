@@ -352,3 +352,38 @@ async fn questions_about_access_have_no_metadata() {
     let answered = world.post(path, &asked(json!({"namespace": "x"}))).await;
     assert_eq!((answered.code, answered.at("/metadata/namespace")), (201, Value::Null));
 }
+
+#[tokio::test]
+async fn pages_of_allowed_origins_may_read_responses() {
+    use ferrite_apiserver::{CorsOrigins, Serving, TransportSecurity};
+    let serving = Serving {
+        cors_origins: CorsOrigins::parse(["^https://console.example(:|$)"]).expect("origins"),
+        transport_security: TransportSecurity::parse(&["max-age=60".to_owned()]).expect("directives"),
+        ..Serving::default()
+    };
+    let world = World::start_with(serving).await;
+    let send = async |method: &str, origin: &str| world.send(method, MAPS, &[("origin", origin)], b"").await;
+    let allowed = send("GET", "https://console.example").await;
+    assert_eq!(
+        (allowed.code, allowed.header("access-control-allow-origin")),
+        (200, "https://console.example")
+    );
+    assert_eq!(allowed.header("access-control-allow-credentials"), "true");
+    assert_eq!(allowed.header("access-control-expose-headers"), "Date");
+    assert_eq!(allowed.header("strict-transport-security"), "max-age=60");
+    let other = send("GET", "https://evil.example").await;
+    assert_eq!((other.code, other.header("access-control-allow-origin")), (200, ""));
+    // A question before the request itself, which shows no credentials.
+    let asked = send("OPTIONS", "https://console.example").await;
+    assert_eq!((asked.code, asked.bytes.len()), (204, 0));
+    assert_eq!(asked.header("access-control-allow-methods"), "POST, GET, OPTIONS, PUT, DELETE, PATCH");
+    assert_eq!(send("OPTIONS", "https://evil.example").await.code, 405);
+    // Refusals can be read, too.
+    let stranger = world.as_user(ferrite_apiserver::User::new("stranger", ["none"]));
+    let refused = stranger.send("GET", MAPS, &[("origin", "https://console.example")], b"").await;
+    assert_eq!(
+        (refused.code, refused.header("access-control-allow-origin")),
+        (403, "https://console.example")
+    );
+    world.stop().await;
+}

@@ -73,6 +73,11 @@ impl World {
         world
     }
 
+    /// A server with other settings than usual.
+    pub async fn start_as_told(change: impl FnOnce(Config) -> Config) -> Self {
+        Self::start_as(Store::memory(), change(Self::config())).await
+    }
+
     /// A server whose Services have addresses of these ranges.
     pub async fn start_ranges(ranges: &[&str]) -> Self {
         let service_ranges = ranges.iter().map(|r| ferrite_api::Cidr::parse(r).expect("a range")).collect();

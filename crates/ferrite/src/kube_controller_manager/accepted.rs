@@ -1,31 +1,7 @@
-//! Flags of upstream's controller manager that have nothing to act on here, so that a command line of upstream's works as it
-//! is. A value that would change something is refused.
+//! Flags of upstream's controller manager that have nothing to act on here.
 
-use clap::builder::ArgAction;
-use clap::{Arg, ArgMatches, Command};
-
-/// The values that a flag may have.
-enum Values {
-    /// Any: there is nothing that it could change.
-    Any,
-    /// A switch that changes nothing either way.
-    Switch,
-    /// These, the first of which is upstream's default; others ask for something that there is not.
-    Only(&'static [&'static str]),
-}
-
-use Values::{Any, Only, Switch};
-
-/// A flag, its values, and the reason why it has no effect.
-struct Accepted {
-    name: &'static str,
-    values: Values,
-    why: &'static str,
-}
-
-const fn row(name: &'static str, values: Values, why: &'static str) -> Accepted {
-    Accepted { name, values, why }
-}
+use crate::accepted::Values::{Any, Only, Switch};
+use crate::accepted::{Accepted, AcceptedTable, row};
 
 const EVENTS: &str = "changes arrive as events, nothing is synced by time";
 const CLOUD: &str = "there is no cloud provider in this manager";
@@ -35,10 +11,19 @@ const SERVING: &str = "the port has one certificate and the TLS settings of the 
 const METRICS: &str = "all metrics are always shown";
 const LOGS: &str = "there is one form of log; -v says how much";
 
+/// See [`ACCEPTED`].
+#[derive(Debug, Clone, Default)]
+pub struct ControllerManagerFlags;
+
+impl AcceptedTable for ControllerManagerFlags {
+    const FLAGS: &'static [Accepted] = ACCEPTED;
+}
+
 #[rustfmt::skip]
 const ACCEPTED: &[Accepted] = &[
     row("allow-metric-labels", Only(&["", "[]"]), METRICS),
     row("allow-metric-labels-manifest", Only(&[""]), METRICS),
+    row("allow-untagged-cloud", Switch, CLOUD),
     row("attach-detach-reconcile-sync-period", Any, EVENTS),
     row("authentication-skip-lookup", Switch, TOKENS),
     row("authentication-tolerate-lookup-failure", Switch, TOKENS),
@@ -79,6 +64,7 @@ const ACCEPTED: &[Accepted] = &[
     row("mirroring-endpointslice-updates-batch-period", Only(&["0s", "0"]), "changes are written at once"),
     row("namespace-sync-period", Any, EVENTS),
     row("node-monitor-period", Any, EVENTS),
+    row("node-sync-period", Any, EVENTS),
     row("permit-address-sharing", Only(&["false"]), SERVING),
     row("permit-port-sharing", Only(&["false"]), SERVING),
     row("profiling", Switch, "the program is not profiled through its port"),
@@ -103,119 +89,3 @@ const ACCEPTED: &[Accepted] = &[
     row("tls-sni-cert-key", Only(&["", "[]"]), SERVING),
     row("vmodule", Only(&[""]), LOGS),
 ];
-
-/// Marks that a command line may have these flags. Reading it refuses values that ask for something.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct AcceptedFlags;
-
-impl clap::Args for AcceptedFlags {
-    fn augment_args(mut command: Command) -> Command {
-        for flag in ACCEPTED {
-            let help = match flag.values {
-                Only(values) => format!("No effect ({}); {} only", flag.why, quoted(values)),
-                Any | Switch => format!("No effect: {}", flag.why),
-            };
-            let mut arg = Arg::new(flag.name)
-                .long(flag.name)
-                .help(help)
-                .help_heading("Accepted as upstream's")
-                .hide_short_help(true)
-                .allow_hyphen_values(true)
-                .action(ArgAction::Set);
-            if is_switch(&flag.values) {
-                arg = arg.num_args(0..=1).require_equals(true).default_missing_value("true");
-            }
-            command = command.arg(arg);
-        }
-        command
-    }
-
-    fn augment_args_for_update(command: Command) -> Command {
-        Self::augment_args(command)
-    }
-}
-
-impl clap::FromArgMatches for AcceptedFlags {
-    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        for flag in ACCEPTED {
-            let Some(value) = matches.get_one::<String>(flag.name) else { continue };
-            if let Some(problem) = problem(flag, value) {
-                return Err(clap::Error::raw(clap::error::ErrorKind::ValueValidation, problem + "\n"));
-            }
-        }
-        Ok(Self)
-    }
-
-    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
-        Self::from_arg_matches(matches).map(drop)
-    }
-}
-
-fn quoted(values: &[&str]) -> String {
-    values.iter().map(|value| format!("{value:?}")).collect::<Vec<_>>().join(", ")
-}
-
-fn is_switch(values: &Values) -> bool {
-    match values {
-        Switch => true,
-        Only(values) => values.first() == Some(&"false"),
-        Any => false,
-    }
-}
-
-/// Why a flag cannot have this value.
-fn problem(flag: &Accepted, value: &str) -> Option<String> {
-    match flag.values {
-        Only(values) if !values.contains(&value) => {
-            let (name, why, values) = (flag.name, flag.why, quoted(values));
-            Some(format!("--{name} cannot be {value:?}: {why}; give {values}, or leave it out"))
-        }
-        Switch if !matches!(value, "true" | "false") => {
-            Some(format!("--{}: {value:?} is neither true nor false", flag.name))
-        }
-        Any | Switch | Only(_) => None,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use clap::{Args, FromArgMatches};
-
-    use super::*;
-
-    fn read(arguments: &[&str]) -> Result<(), String> {
-        let command = AcceptedFlags::augment_args(Command::new("x").no_binary_name(true));
-        let matches = command.try_get_matches_from(arguments).map_err(|error| error.to_string())?;
-        AcceptedFlags::from_arg_matches(&matches).map(drop).map_err(|error| error.to_string())
-    }
-
-    #[test]
-    fn values_that_ask_for_something_are_refused() {
-        for arguments in [
-            &["--kube-api-qps=50", "--kube-api-burst", "100"][..],
-            &["--profiling"],
-            &["--profiling=false"],
-            &["--contention-profiling=false"],
-            &["--cloud-provider=external"],
-            &["--cloud-provider="],
-            &["--client-ca-file=/etc/kubernetes/pki/ca.crt"],
-            &["--tls-min-version=VersionTLS12"],
-        ] {
-            assert_eq!(read(arguments), Ok(()), "{arguments:?}");
-        }
-        for (arguments, part) in [
-            (&["--cloud-provider=aws"][..], "--cloud-provider cannot be \"aws\": there is no cloud provider"),
-            (&["--contention-profiling"], "--contention-profiling cannot be \"true\""),
-            (&["--profiling=maybe"], "neither true nor false"),
-            (&["--tls-min-version=VersionTLS13"], "VersionTLS12"),
-        ] {
-            let refused = read(arguments).unwrap_err();
-            assert!(refused.contains(part), "{refused}");
-        }
-    }
-
-    #[test]
-    fn rows_are_in_order() {
-        assert!(ACCEPTED.is_sorted_by_key(|flag| flag.name));
-    }
-}

@@ -1,10 +1,11 @@
 //! `ferrite kube-controller-manager`: the controllers in a process of their own, with upstream's flags.
 
-mod accepted;
+pub mod accepted;
 mod concurrency;
 
-use self::accepted::AcceptedFlags;
+use self::accepted::ControllerManagerFlags;
 use self::concurrency::Concurrency;
+use crate::accepted::AcceptedFlags;
 use crate::alone::{Alone, AloneOptions};
 use crate::apiserver::BoxError;
 use ferrite_api::Cidr;
@@ -102,7 +103,7 @@ pub struct KubeControllerManager {
     #[arg(long, default_value_t = 5, value_name = "N")]
     concurrent_syncs: usize,
     #[command(flatten)]
-    accepted: AcceptedFlags,
+    accepted: AcceptedFlags<ControllerManagerFlags>,
 }
 
 /// The authorities that sign approved requests for certificates.

@@ -135,6 +135,68 @@ fn secrets_are_encrypted_in_a_real_etcd_and_keys_are_rotated() {
     server.stop();
 }
 
+#[test]
+fn objects_are_stored_as_protobuf_where_a_flag_says_so() {
+    let world = World::prepare(&[]);
+    let _etcd = Etcd::start(&world);
+    let file = world.write(
+        "encryption.yaml",
+        &configuration(&format!("  - secretbox: {{keys: [{{name: key1, secret: {}}}]}}\n", key("a"))),
+    );
+    let etcd = "--etcd-servers=http://127.0.0.1:2379";
+    let encryption = ["--encryption-provider-config", file.to_str().unwrap()];
+    let as_protobuf = "--storage-media-type=application/vnd.kubernetes.protobuf";
+    let (map, secret) = ("/registry/configmaps/default/a", "/registry/secrets/default/a");
+    let custom = "apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: cats.example.com}
+spec:
+  group: example.com
+  scope: Namespaced
+  names: {plural: cats, singular: cat, kind: Cat}
+  versions: [{name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}]
+";
+    let apply = |name: &str, text: &str| {
+        let file = world.write(name, text);
+        kubectl(&world, &["apply", "-f", file.to_str().unwrap()]);
+    };
+    let server = Server::start(&world, &[&[etcd, as_protobuf][..], &encryption].concat());
+    kubectl(&world, &["create", "configmap", "a", "--from-literal=a=known"]);
+    kubectl(&world, &["create", "secret", "generic", "a", "--from-literal=a=classified"]);
+    kubectl(&world, &["create", "deployment", "web", "--image=x", "--replicas=0"]);
+    apply("crd.yaml", custom);
+    kubectl(&world, &["wait", "--for=condition=established", "crd/cats.example.com"]);
+    apply("cat.yaml", "apiVersion: example.com/v1\nkind: Cat\nmetadata: {name: tom}\ncolour: grey\n");
+    assert!(begins(&world, map, "k8s\0") && begins(&world, secret, "k8s:enc:secretbox:v1:key1:"));
+    assert!(begins(&world, "/registry/deployments/default/web", "k8s\0"));
+    assert!(begins(&world, "/registry/example.com/cats/default/tom", "{"));
+    let every = || {
+        let kinds = "configmaps,secrets,deployments,cats,clusterroles,flowschemas,priorityclasses,services";
+        kubectl(&world, &["get", kinds, "-A", "-o", "yaml"])
+    };
+    let before = every();
+    // Patches read and write both forms.
+    kubectl(&world, &["patch", "configmap", "a", "-p", "{\"data\":{\"b\":\"new\"}}"]);
+    kubectl(&world, &["patch", "configmap", "a", "-p", "{\"data\":{\"b\":null}}"]);
+    server.stop();
+
+    // A server that writes JSON reads both, and a write of an object changes its form.
+    let server = Server::start(&world, &[&[etcd][..], &encryption].concat());
+    let without_versions = |text: &str| {
+        let kept = |line: &&str| !line.contains("resourceVersion:") && !line.contains("time: ");
+        text.lines().filter(kept).collect::<Vec<_>>().join("\n")
+    };
+    assert_eq!(without_versions(&every()), without_versions(&before));
+    kubectl(&world, &["label", "configmap", "a", "x=y"]);
+    assert!(begins(&world, map, "{"));
+    assert!(begins(&world, "/registry/deployments/default/web", "k8s\0"));
+    let (same, replaced) = (kubectl(&world, &["get", "deployment", "web", "-o", "json"]), "web.json");
+    let file = world.write(replaced, &same);
+    kubectl(&world, &["replace", "-f", file.to_str().unwrap()]);
+    assert!(begins(&world, "/registry/deployments/default/web", "{"));
+    server.stop();
+}
+
 fn find(dir: &Path, part: &[u8]) -> bool {
     std::fs::read_dir(dir).unwrap().any(|file| {
         let path = file.unwrap().path();

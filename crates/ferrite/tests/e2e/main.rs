@@ -35,6 +35,7 @@ mod nodes;
 mod pods;
 mod proxy;
 mod registry;
+mod reviews;
 mod rollout;
 mod server;
 mod servers;

@@ -6,10 +6,10 @@ use std::path::PathBuf;
 
 /// An authority with certificates of a server, an administrator and a server of another name, and a key of service
 /// accounts: all made with openssl, as installation guides do.
-struct ForeignPki(PathBuf);
+pub struct ForeignPki(pub PathBuf);
 
 impl ForeignPki {
-    fn make(world: &World) -> Self {
+    pub fn make(world: &World) -> Self {
         let pki = Self(world.path("pki"));
         std::fs::create_dir(&pki.0).unwrap();
         let ca = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=foreign", "-days", "2"];
@@ -24,11 +24,11 @@ impl ForeignPki {
         pki
     }
 
-    fn file(&self, name: &str) -> String {
+    pub fn file(&self, name: &str) -> String {
         self.0.join(name).display().to_string()
     }
 
-    fn openssl(&self, world: &World, arguments: &[&str], files: &[(&str, &str)]) {
+    pub fn openssl(&self, world: &World, arguments: &[&str], files: &[(&str, &str)]) {
         let mut command = world.command("openssl", arguments);
         files.iter().for_each(|(flag, name)| {
             command.arg(flag).arg(self.0.join(name));
@@ -37,7 +37,7 @@ impl ForeignPki {
         assert!(output.status.success(), "{}", text(&output));
     }
 
-    fn issue(&self, world: &World, name: &str, subject: &str, names: &str) {
+    pub fn issue(&self, world: &World, name: &str, subject: &str, names: &str) {
         let [key, request, certificate, extensions] =
             ["key", "csr", "crt", "ext"].map(|ending| format!("{name}.{ending}"));
         std::fs::write(self.0.join(&extensions), format!("subjectAltName={names}\n")).unwrap();
@@ -55,7 +55,7 @@ impl ForeignPki {
     }
 }
 
-fn curl(world: &World, arguments: &[&str]) -> String {
+pub fn curl(world: &World, arguments: &[&str]) -> String {
     let output = world.command("curl", &["-sS", "--max-time", "20"]).args(arguments).output().unwrap();
     assert!(output.status.success(), "curl {arguments:?}: {}", text(&output));
     String::from_utf8(output.stdout).unwrap()
@@ -143,8 +143,15 @@ fn flags_that_ask_for_what_is_not_there_are_refused() {
     let world = World::prepare(&[]);
     for (flags, part) in [
         (&["--authorization-mode=RBAC,Magic"][..], "choose among"),
-        (&["--authorization-mode=Webhook"], "not supported"),
         (&["--allow-privileged=false"], "cannot do without"),
+        (&["--cors-allowed-origins=example.com"], "does not pin to start/end of host"),
+        (&["--strict-transport-security-directives=max-age"], "allowed values: max-age=expireTime"),
+        (
+            &["--egress-selector-config-file=/x"],
+            "--egress-selector-config-file cannot be \"/x\": the server connects",
+        ),
+        (&["--admission-control=RuntimeClass", "--enable-admission-plugins=Priority"], "mutually exclusive"),
+        (&["--admission-control=Magic"], "no admission plugin is called \"Magic\""),
         (&["--tls-cert-file=/no/such"], "--tls-private-key-file"),
         (&["--client-ca-file=/no/such"], "cannot read --client-ca-file /no/such"),
         (&["--tls-cipher-suites=TLS_RSA_WITH_RC4_128_SHA"], "no cipher suite"),
@@ -153,4 +160,79 @@ fn flags_that_ask_for_what_is_not_there_are_refused() {
         let message = fails(&world, &[&["kube-apiserver", "--bind-address=127.0.0.1"], flags].concat());
         assert!(message.contains(part), "{flags:?}: {message}");
     }
+}
+
+/// The subject of the certificate that clients see.
+fn shown(world: &World) -> String {
+    let arguments = ["s_client", "-connect", "127.0.0.1:6443", "-servername", "localhost"];
+    let output = world.command("openssl", &arguments).stdin(std::process::Stdio::null()).output().unwrap();
+    let text = text(&output);
+    text.lines().find(|line| line.starts_with("subject=")).unwrap_or_default().to_owned()
+}
+
+#[test]
+fn certificates_and_authorities_are_followed() {
+    let world = World::prepare(&[]);
+    let pki = ForeignPki::make(&world);
+    let file = |name: &str| pki.file(name);
+    let files = [
+        ("--tls-cert-file", file("server.crt")),
+        ("--tls-private-key-file", file("server.key")),
+        ("--client-ca-file", file("ca.crt")),
+        ("--requestheader-client-ca-file", file("ca.crt")),
+        ("--token-auth-file", file("tokens.csv")),
+    ];
+    let mut flags =
+        vec!["--requestheader-username-headers=X-Remote-User", "--requestheader-allowed-names=front"];
+    files.iter().for_each(|(flag, path)| flags.extend([*flag, path]));
+    let server = Server::start(&world, &flags);
+    std::fs::copy(file("ca.crt"), file("old-ca.crt")).unwrap();
+    let [certificate, key] = ["admin.crt", "admin.key"].map(|name| {
+        std::fs::copy(file(name), file(&format!("old-{name}"))).unwrap();
+        file(&format!("old-{name}"))
+    });
+    let list = |more: &[&str]| {
+        let url = "https://127.0.0.1:6443/api/v1/nodes";
+        curl(&world, &[&["-k", url], more].concat())
+    };
+    let by_certificate = || list(&["--cert", &certificate, "--key", &key]);
+    assert!(by_certificate().contains("NodeList"));
+    assert!(shown(&world).contains("kube-apiserver"));
+
+    // A certificate without its key changes nothing; both together count.
+    pki.issue(&world, "new", "/CN=renewed", "IP:127.0.0.1,DNS:localhost");
+    std::fs::copy(file("new.crt"), file("server.crt")).unwrap();
+    assert!(shown(&world).contains("kube-apiserver"));
+    std::fs::copy(file("new.key"), file("server.key")).unwrap();
+    eventually("the new certificate is shown", || shown(&world).contains("renewed").then_some(()));
+
+    // Half an authority changes nothing, another one counts: the old clients are unknown.
+    let authority = std::fs::read_to_string(file("ca.crt")).unwrap();
+    std::fs::write(file("ca.crt"), &authority[..authority.len() / 2]).unwrap();
+    assert!(by_certificate().contains("NodeList"));
+    let ca = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=another", "-days", "2"];
+    pki.openssl(&world, &ca, &[("-keyout", "ca.key"), ("-out", "next-ca.crt")]);
+    std::fs::rename(file("next-ca.crt"), file("ca.crt")).unwrap();
+    eventually("old clients are unknown", || by_certificate().contains("\"code\":401").then_some(()));
+    pki.issue(&world, "admin", "/O=system:masters/CN=new-admin", "DNS:admin");
+    let (certificate, key) = (file("admin.crt"), file("admin.key"));
+    assert!(list(&["--cert", &certificate, "--key", &key]).contains("NodeList"));
+    // The authorities are published for extension API servers.
+    let another = std::fs::read_to_string(file("ca.crt")).unwrap();
+    let published = || {
+        let url = "https://127.0.0.1:6443/api/v1/namespaces/kube-system/configmaps/extension-apiserver-authentication";
+        let map = curl(&world, &["-k", "-H", "Authorization: Bearer secret-token", url]);
+        ferrite_json::from_str::<ferrite_json::Value>(&map).unwrap()["data"].clone()
+    };
+    eventually("the authorities are published", || {
+        let data = published();
+        let is = |key: &str| data[key] == *another;
+        (is("client-ca-file") && is("requestheader-client-ca-file")).then_some(())
+    });
+    // So are those of front proxies.
+    pki.issue(&world, "front", "/CN=front", "DNS:front");
+    let (certificate, key) = (file("front.crt"), file("front.key"));
+    let as_alice = ["--cert", &certificate, "--key", &key, "-H", "X-Remote-User: alice-by-proxy"];
+    assert!(list(&as_alice).contains("alice-by-proxy"));
+    server.stop();
 }

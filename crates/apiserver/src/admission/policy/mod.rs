@@ -20,6 +20,7 @@ pub(super) use validate::ValidatingPolicies;
 use super::configured::{Configured, Current};
 use super::matching::converted;
 use super::{Attributes, Operation, authorizer, expressions};
+use crate::auth::Answers;
 use crate::registry::View;
 use compiled::{Binding, Definition};
 use evaluate::Inputs;
@@ -103,15 +104,23 @@ struct Session<'a> {
     attributes: &'a Attributes<'a>,
     authorizer: OnceLock<(Cel<'static>, Cel<'static>)>,
     namespace: OnceLock<Option<Arc<Value>>>,
+    /// The answers of authorization webhooks about `authorizer`.
+    answers: Arc<Answers>,
 }
 
 impl<'a> Session<'a> {
     fn new(view: &'a View, attributes: &'a Attributes<'a>) -> Self {
-        Self { view, attributes, authorizer: OnceLock::new(), namespace: OnceLock::new() }
+        Self {
+            view,
+            attributes,
+            authorizer: OnceLock::new(),
+            namespace: OnceLock::new(),
+            answers: Arc::default(),
+        }
     }
 
     fn authorizer(&self) -> &(Cel<'static>, Cel<'static>) {
-        self.authorizer.get_or_init(|| authorizer::authorizer(self.view, self.attributes))
+        self.authorizer.get_or_init(|| authorizer::authorizer(self.view, self.attributes, &self.answers))
     }
 
     /// The request's namespace; none of a request without one. As upstream, a Namespace is not in itself here.

@@ -172,13 +172,21 @@ async fn dispatch(
         let mut patched = false;
         let mut spent = 0;
         for invocation in &invocations {
-            let before = object.clone();
             let id = invocation.id();
             let again = reinvocation.runs(STAGE, &id);
-            let Some(outcome) = invoke(&session, invocation, object, again, &mut failures)? else { continue };
+            let invoked = session.answers.settle(|| {
+                let (mut changed, mut failures) = (object.clone(), Failures::default());
+                let outcome = invoke(&session, invocation, &mut changed, again, &mut failures);
+                (outcome, changed, failures)
+            });
+            let (outcome, changed, failed) = invoked.await;
+            let differs = *object != changed;
+            *object = changed;
+            failures.0.extend(failed.0);
+            let Some(outcome) = outcome? else { continue };
             patched |= outcome.patched;
             spent += outcome.cost;
-            if *object != before {
+            if differs {
                 reinvocation.changed(STAGE);
             }
             if invocation.definition.reinvocable {

@@ -267,7 +267,7 @@ async fn dispatch(
                 }
             };
             for params in &found {
-                let verdict = policy.verdict(params.as_deref())?;
+                let verdict = session.answers.settle(|| policy.verdict(params.as_deref())).await?;
                 spent += verdict.cost;
                 act(attributes, &definition, binding, verdict, &mut refusal, &mut notes);
                 if spent > TURN {

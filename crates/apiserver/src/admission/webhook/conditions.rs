@@ -2,11 +2,13 @@
 
 use crate::admission::times::{compilation, evaluation};
 use crate::admission::{Attributes, authorizer, expressions};
+use crate::auth::Answers;
 use crate::registry::View;
 use ferrite_api::policy::{Compiler, ExpressionError, MATCH_CONDITIONS_BUDGET, PER_CALL_LIMIT, Use};
 use ferrite_api::resource::Resource;
 use ferrite_cel::{Activation, Limits, Program, Value as Cel};
 use ferrite_json::Value;
+use std::sync::Arc;
 
 /// One condition, compiled once.
 struct Condition {
@@ -51,9 +53,10 @@ impl Conditions {
         matched: &Resource,
         object: Option<&Value>,
         old: Option<&Value>,
+        answers: &Arc<Answers>,
     ) -> Met {
         let request = Value::Object(expressions::request(attributes, matched));
-        let (authorizer, resource) = authorizer::authorizer(view, attributes);
+        let (authorizer, resource) = authorizer::authorizer(view, attributes, answers);
         let mut activation = Activation::new();
         let json = |value: Option<&'_ Value>| match value {
             Some(value) => Cel::from_json(value, None).map(Cel::into_owned),

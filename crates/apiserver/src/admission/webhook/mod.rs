@@ -16,6 +16,7 @@ use super::configured::{Configured, Current};
 use super::matching;
 use super::stage::{MutatingStage, Parts, ValidatingStage, Waiting};
 use super::{Attributes, Reinvocation};
+use crate::auth::Answers;
 use crate::outbound::{Credentials, Outbound};
 use crate::registry::View;
 use compiled::{Configuration, Webhook};
@@ -75,7 +76,12 @@ impl Webhooks {
         }
         let old = attributes.old;
         let (object, old) = invoke::versions(view, attributes, matched, object, old).await?;
-        let met = webhook.conditions.check(view, attributes, matched, object.as_deref(), old.as_deref());
+        let answers = Arc::<Answers>::default();
+        let check = || {
+            let (object, old) = (object.as_deref(), old.as_deref());
+            webhook.conditions.check(view, attributes, matched, object, old, &answers)
+        };
+        let met = answers.settle(check).await;
         let operation = attributes.operation.name();
         match met {
             Met::Yes => Ok(Some(matched)),

@@ -2,6 +2,7 @@
 
 use super::claims::Mapper;
 use super::compile::Compiler;
+use crate::auth::config_file::{self, MAX_BYTES};
 use ferrite_api::field::{FieldError, Path};
 use ferrite_json::Value;
 use rustls_pki_types::CertificateDer;
@@ -12,8 +13,6 @@ use std::collections::BTreeSet;
 const KIND: &str = "AuthenticationConfiguration";
 const VERSIONS: [&str; 3] =
     ["apiserver.config.k8s.io/v1", "apiserver.config.k8s.io/v1beta1", "apiserver.config.k8s.io/v1alpha1"];
-/// A larger file is no configuration.
-const MAX_BYTES: u64 = 1 << 20;
 const MAX_ISSUERS: usize = 64;
 
 /// A configuration that cannot be used.
@@ -161,11 +160,9 @@ const ALGORITHMS: [&str; 9] =
 impl AuthenticationConfig {
     /// `reserved` are issuers of the server's own.
     pub fn read(path: &std::path::Path, reserved: &[String]) -> Result<Self, AuthenticationConfigError> {
-        use std::io::Read;
         let name = path.display().to_string();
-        let mut text = Vec::new();
-        let file = std::fs::File::open(path).and_then(|file| file.take(MAX_BYTES + 1).read_to_end(&mut text));
-        file.map_err(|source| AuthenticationConfigError::Read { path: name.clone(), source })?;
+        let text = config_file::read(path)
+            .map_err(|source| AuthenticationConfigError::Read { path: name.clone(), source })?;
         if text.len() as u64 > MAX_BYTES {
             return Err(AuthenticationConfigError::TooLarge(name));
         }
@@ -181,7 +178,8 @@ impl AuthenticationConfig {
         if text.is_empty() {
             return Err(AuthenticationConfigError::Empty);
         }
-        let given: Given = decode(text).map_err(AuthenticationConfigError::Decode)?;
+        let given: Given =
+            config_file::decode(text, KIND, &VERSIONS).map_err(AuthenticationConfigError::Decode)?;
         let all = ALGORITHMS.map(str::to_owned).to_vec();
         Self::build(given, reserved, &all)
     }
@@ -284,42 +282,7 @@ impl AuthenticationConfig {
 }
 
 fn joined(errors: &[FieldError]) -> AuthenticationConfigError {
-    AuthenticationConfigError::Invalid(match errors {
-        [one] => one.to_string(),
-        many => {
-            let all: Vec<String> = many.iter().map(ToString::to_string).collect();
-            format!("[{}]", all.join(", "))
-        }
-    })
-}
-
-/// Decodes strictly, any of the versions.
-fn decode(text: &[u8]) -> Result<Given, String> {
-    let decoded = ferrite_api::codec::yaml::decode_any(text).map_err(|error| error.to_string())?;
-    if let Some(complaint) = decoded.strict.first() {
-        return Err(format!("strict decoding error: {complaint}"));
-    }
-    let Value::Object(mut members) = decoded.value else { return Err("it is no object".to_owned()) };
-    let mut text_of = |name: &str| match members.remove(name) {
-        Some(Value::String(text)) => text.to_string(),
-        _ => String::new(),
-    };
-    let (version, kind) = (text_of("apiVersion"), text_of("kind"));
-    if kind.is_empty() {
-        return Err("Object 'Kind' is missing".to_owned());
-    }
-    if kind != KIND || !VERSIONS.contains(&version.as_str()) {
-        return Err(format!("no kind {kind:?} is registered for version {version:?}"));
-    }
-    ferrite_json::from_value(members.into()).map_err(|error| {
-        let text = error.to_string();
-        match text.split_once(", expected ") {
-            Some((what, _)) if what.starts_with("unknown field") => {
-                format!("strict decoding error: {}", what.replace('`', "\""))
-            }
-            _ => format!("strict decoding error: {text}"),
-        }
-    })
+    AuthenticationConfigError::Invalid(config_file::joined(errors))
 }
 
 fn validate(given: &GivenJwt, path: &Path, reserved: &[String]) -> (Mapper, Vec<FieldError>) {
