@@ -1,6 +1,7 @@
 //! Certificates and authorities of the API server: read from the files of flags, and read again when the files change.
 
-use crate::apiserver::{BoxError, RequestHeaderOptions};
+use crate::apiserver::BoxError;
+use crate::front_proxies::RequestHeaderOptions;
 use crate::standalone::StandaloneOptions;
 use ferrite_apiserver::{ApiServer, Certificates, RequestHeader, ServingTls};
 use ferrite_component::FollowedFiles;

@@ -21,6 +21,7 @@ mod docker;
 mod down;
 mod explain_schedule;
 mod extras;
+mod front_proxies;
 mod image;
 mod joining;
 mod kube_controller_manager;
