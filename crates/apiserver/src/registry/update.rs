@@ -252,7 +252,8 @@ impl Registry {
         if update.subresource == Some("status") {
             let grant = Grant { user, resource, namespace, requested: update.name, old: Some(old), new };
             let verb = if update.replaces { "update" } else { "patch" };
-            errors.splice(0..0, check_claim_status(&self.rbac, view, &grant, verb));
+            let refused = || check_claim_status(&self.rbac, view, &grant, verb);
+            errors.splice(0..0, settled(&self.rbac, refused).await);
         }
         let needed = strategy.needed_namespace_label(new, Some(old), update.subresource);
         errors.splice(0..0, checks::of_namespace(view, namespace, needed));
