@@ -194,6 +194,7 @@ impl Registry {
         }
         let lease = self.lease_for(resource, now).await?;
         let encoded = self.encode(resource, &object).await?;
+        super::check_size(&encoded.value, 0)?;
         let outrun = |why| Status::conflict(&resource.group, &resource.plural, name, why);
         // Drop the object before waiting for the commit: the thread that allocated it frees it while it is
         // in cache.

@@ -102,6 +102,7 @@ impl Registry {
             }
             let finished = is_finished(resource, &new);
             let encoded = self.encode(resource, &new).await?;
+            super::check_size(&encoded.value, entry.value.len())?;
             let op = if finished {
                 Op::Delete { key: key.clone() }
             } else {

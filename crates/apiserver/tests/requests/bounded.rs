@@ -56,6 +56,39 @@ async fn a_patch_copies_no_more_than_a_body_may_hold() {
 }
 
 #[tokio::test]
+async fn an_object_does_not_grow_beyond_what_a_store_takes() {
+    let world = World::start().await;
+    let path = "/api/v1/namespaces/default/services/big";
+    let service = json!({"metadata": {"name": "big"}, "spec": {"ports": [{"port": 80}]}, "status": {}});
+    assert_eq!(world.post("/api/v1/namespaces/default/services", &service).await.code, 201);
+    // Each request is small enough; conditions have no limit in number.
+    let grow = |round: usize| {
+        let condition = |n: usize| {
+            json!({"op": "add", "path": "/status/conditions/-", "value": {"type": format!("c-{round}-{n}"),
+                "status": "True", "reason": "R", "lastTransitionTime": "2026-01-01T00:00:00Z", "message": "m".repeat(30_000)}})
+        };
+        Value::Array((0..30).map(condition).collect())
+    };
+    let first = json!({"type": "first", "status": "True", "reason": "R", "lastTransitionTime": "2026-01-01T00:00:00Z",
+        "message": ""});
+    let begin = json!([{"op": "add", "path": "/status/conditions", "value": [first]}]);
+    assert_eq!(world.patch("json", &format!("{path}/status"), &begin).await.code, 200);
+    let mut codes = Vec::new();
+    for round in 0..5 {
+        let answer = world.patch("json", &format!("{path}/status"), &grow(round)).await;
+        codes.push(answer.code);
+        if answer.code != 200 {
+            assert_eq!(answer.at("/message"), json!("etcdserver: request is too large"));
+            break;
+        }
+    }
+    assert_eq!(codes, [200, 200, 200, 500]);
+    // What is there can be read and deleted.
+    assert_eq!(world.get(path).await.at("/status/conditions").as_array().unwrap().len(), 91);
+    assert_eq!(world.delete(path).await.code, 200);
+}
+
+#[tokio::test]
 async fn a_path_of_any_length_does_no_harm() {
     let world = World::start().await;
     world.post(MAPS, &config_map("a", json!({}))).await;
