@@ -92,7 +92,7 @@ fn is_switch(values: &Values) -> bool {
     }
 }
 
-/// Why a flag cannot have this value.
+/// A flag cannot have this value.
 fn problem(flag: &Accepted, value: &str) -> Option<String> {
     match flag.values {
         Only(values) if !values.contains(&value) => {

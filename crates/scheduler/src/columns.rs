@@ -41,7 +41,7 @@ impl Column {
         self.values.get(value).map(|value| *value as usize)
     }
 
-    /// How many values there are: their numbers are below it.
+    /// The number of values: each value's number is below it.
     pub fn size(&self) -> usize {
         self.values.len()
     }

@@ -21,7 +21,7 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 const MAX_ENTRIES: usize = 1024;
 const MAX_BYTES: usize = 16 << 20;
 
-/// Why the plugin cannot be turned on.
+/// The plugin cannot be turned on.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ImagePolicyError {
     #[error("no config specified: name it in --admission-control-config-file")]

@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
-/// Why there are no authorizers.
+/// The authorizers cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum AuthorizationError {
     #[error(transparent)]

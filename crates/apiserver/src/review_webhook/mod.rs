@@ -50,7 +50,7 @@ pub struct WebhookReply {
     pub body: Bytes,
 }
 
-/// Why a review has no status.
+/// A review has no status.
 #[derive(Debug, Clone, thiserror::Error)]
 pub(crate) enum ReviewError {
     #[error("{why}")]

@@ -83,7 +83,7 @@ async fn an_object_does_not_grow_beyond_what_a_store_takes() {
         }
     }
     assert_eq!(codes, [200, 200, 200, 500]);
-    // What is there can be read and deleted.
+    // The stored object can be read and deleted.
     assert_eq!(world.get(path).await.at("/status/conditions").as_array().unwrap().len(), 91);
     assert_eq!(world.delete(path).await.code, 200);
 }

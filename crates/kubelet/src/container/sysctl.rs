@@ -69,7 +69,7 @@ pub struct UnsafeSysctls {
     prefixes: Vec<String>,
 }
 
-/// Why a setting cannot be allowed.
+/// A setting cannot be allowed.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum UnsafeSysctlError {
     #[error("{0:?} is no name of a kernel setting, nor a pattern that ends in *")]

@@ -16,6 +16,7 @@ pub(crate) mod observe;
 pub(crate) mod pending_resizes;
 mod predicates;
 pub(crate) mod preemption;
+mod prepare;
 #[cfg(test)]
 mod refusal_tests;
 mod resize;

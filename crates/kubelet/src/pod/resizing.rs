@@ -117,7 +117,7 @@ impl Worker {
         Ok(pod.clone())
     }
 
-    /// Why the node will never do this resize, by upstream's rules.
+    /// The reason why the node will never do this resize, by upstream's rules.
     fn infeasible(&self, pod: &Pod, allocated: &Pod) -> Option<String> {
         let context = &self.context;
         if model::qos_class(pod) == model::QosClass::Guaranteed {

@@ -18,7 +18,6 @@ use crate::images::PullState;
 use crate::probe::{ProbeKind, ProbeSet};
 use crate::volumes::PodVolumes;
 use ferrite_client::{Backoff, EventType, Scope};
-use ferrite_component::steps::Timer;
 use ferrite_cri::v1::{RemoveContainerRequest, RemovePodSandboxRequest};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
@@ -26,12 +25,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Notify, watch};
-use tokio_util::sync::CancellationToken;
 
 /// Delay until a failed pull is shown as back-off, and until a failed start is checked again.
 const AFTER_FAILED_START: Duration = Duration::from_secs(1);
-/// Until volumes that could not be brought up to date are tried again.
-const AFTER_FAILED_REFRESH: Duration = Duration::from_secs(30);
 
 /// A critical pod waits for those that make room for it; their ends are looked for this often.
 const AFTER_PREEMPTION: Duration = Duration::from_secs(1);
@@ -124,7 +120,7 @@ pub(super) struct Worker {
     refused_until: HashMap<String, Timestamp>,
     pub(super) waiting: HashMap<String, WaitingReason>,
     pub(super) verdict: Option<Verdict>,
-    volumes: Option<PodVolumes>,
+    pub(super) volumes: Option<PodVolumes>,
     pub(super) allocation: Allocation,
     pub(super) resize: resize::Progress,
     /// The restart counts of containers whose earlier instances were removed.
@@ -132,9 +128,9 @@ pub(super) struct Worker {
     /// Those instances, by container: their ends are shown.
     removed: BTreeMap<String, Instance>,
     /// The last resources written to the pod's cgroup.
-    cgroup_of: Option<PodResources>,
+    pub(super) cgroup_of: Option<PodResources>,
     /// The part of the pod its volumes show; when it changes they are written again.
-    volumes_of: Option<k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta>,
+    pub(super) volumes_of: Option<k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta>,
     admitted: bool,
     /// The pod's containers have ended for good and were cleaned up.
     finished: bool,
@@ -364,24 +360,6 @@ impl Worker {
         })
     }
 
-    /// Has drivers prepare the pod's devices. As upstream, only for a pod without a sandbox: one that runs has them.
-    async fn ensure_claims(&self, pod: &Pod, runtime: &RuntimePod) -> Result<(), SyncError> {
-        if runtime.sandbox().is_some() || !crate::claims::has_claims(pod) {
-            return Ok(());
-        }
-        let mut ending = self.desired.clone();
-        let prepared = tokio::select! {
-            prepared = self.context.claims.prepare(pod) => prepared,
-            _ = ending.wait_for(Desired::must_end) => return Err(SyncError::Interrupted),
-        };
-        prepared.map_err(|error| {
-            let error = SyncError::Prepare(error);
-            let message = format!("Failed to prepare dynamic resources: {error}");
-            self.context.event(pod, EventType::Warning, "FailedPrepareDynamicResources", message);
-            error
-        })
-    }
-
     /// Admission may wait for a device plugin; a pod that must end does not.
     async fn admit_unless_ended(&mut self, pod: &Pod) -> Result<bool, SyncError> {
         let mut ending = self.desired.clone();
@@ -431,81 +409,6 @@ impl Worker {
             now: context.clock.now(),
         });
         self.writer.publish(status, pod.clone());
-    }
-
-    /// Makes the pod's cgroup, or brings its limits up to date when the pod's changed.
-    pub(super) async fn ensure_cgroup(&mut self, pod: &Pod, runtime: &RuntimePod) -> Result<(), SyncError> {
-        let mut total = resize::widest(pod, runtime);
-        if self.context.resources.has_exclusive(&self.id.uid) {
-            // As upstream: a quota would slow down containers that have processors of their own.
-            total.cpu_limit = None;
-        }
-        if self.cgroup_of == Some(total) {
-            return Ok(());
-        }
-        let made = self.context.cgroups.ensure(model::qos_class(pod), &self.id.uid, &total).await;
-        made.map_err(|e| {
-            let message = format!("unable to ensure pod container exists: {e}");
-            self.context.event(pod, EventType::Warning, "FailedCreatePodContainer", message);
-            SyncError::Cgroup(e)
-        })?;
-        self.cgroup_of = Some(total);
-        self.weigh_burstable().await;
-        Ok(())
-    }
-
-    /// The class of Burstable pods has the share that its pods ask for. Without it they have the kernel's default.
-    pub(super) async fn weigh_burstable(&self) {
-        let pods = self.context.pods.list();
-        if let Err(error) = self.context.cgroups.weigh_burstable(&pods).await {
-            tracing::warn!(%error, "cannot set the CPU share of Burstable pods");
-        }
-    }
-
-    async fn ensure_volumes(&mut self, pod: &Pod) -> Result<(), SyncError> {
-        let changed = self.objects_changed.swap(false, std::sync::atomic::Ordering::AcqRel);
-        let now = self.context.clock.now();
-        let due = self.volumes.as_ref().is_none_or(|v| v.refresh_at.is_some_and(|at| at <= now));
-        let shown = (pod.metadata.labels.clone(), pod.metadata.annotations.clone());
-        let same =
-            self.volumes_of.as_ref().is_some_and(|m| (m.labels.clone(), m.annotations.clone()) == shown);
-        if !changed && !due && same {
-            return Ok(());
-        }
-        // Waiting (for a driver, for an attachment) stops when the pod must end; work on files is
-        // completed.
-        let (stop, mut ending, timer) = (CancellationToken::new(), self.desired.clone(), Timer::start());
-        let done = {
-            let set_up = self.context.volumes.set_up(pod, now, self.volumes.as_ref(), &stop);
-            tokio::pin!(set_up);
-            tokio::select! {
-                done = &mut set_up => done,
-                () = async { drop(ending.wait_for(Desired::must_end).await) } => {
-                    stop.cancel();
-                    let _ = set_up.await;
-                    return Err(SyncError::Interrupted);
-                }
-            }
-        };
-        match done {
-            Ok(volumes) => {
-                timer.end("kubelet", "volumes", &self.id.uid, format_args!("set up"));
-                self.volumes = Some(volumes);
-                self.volumes_of = Some(pod.metadata.clone());
-                Ok(())
-            }
-            Err(e) => {
-                self.context.event(pod, EventType::Warning, "FailedMount", e.to_string());
-                // A running pod keeps its files until newer ones are available.
-                match &mut self.volumes {
-                    Some(volumes) => {
-                        volumes.refresh_at = Some(clock::add(now, AFTER_FAILED_REFRESH));
-                        Ok(())
-                    }
-                    None => Err(e.into()),
-                }
-            }
-        }
     }
 
     /// Carries out the decisions. Returns the time at which a failed start may be tried again.

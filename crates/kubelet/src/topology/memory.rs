@@ -108,7 +108,7 @@ impl Block {
     }
 }
 
-/// Why a container has no memory. The texts are upstream's.
+/// A container gets no memory. The texts are upstream's.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum MemoryError {
     #[error(
@@ -125,7 +125,7 @@ pub(crate) enum MemoryError {
     Violation,
 }
 
-/// Why the memory manager cannot start.
+/// The memory manager cannot start.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MemoryStartError {
     #[error("[memorymanager] you should specify the system reserved memory")]

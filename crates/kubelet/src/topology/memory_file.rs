@@ -19,7 +19,7 @@ pub(super) struct Checkpoint {
     checksum: u64,
 }
 
-/// Why a file is not used.
+/// A file is not used.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MemoryFileError {
     #[error("the state file is no JSON of a memory manager: {0}")]

@@ -151,7 +151,7 @@ struct Counts {
     unwanted: Topology,
 }
 
-/// What a present pod counts for at its node: keys of the topologies of [`Counts`].
+/// The counts that a present pod changes at its node: keys of the topologies of [`Counts`].
 #[derive(Default)]
 struct Effect {
     refused: Vec<usize>,

@@ -91,7 +91,7 @@ fn a_small_rule_with_many_combinations_costs_little() {
         listed.lines().count()
     );
     assert!(missing(&user, &[], &rule(2000)).unwrap().contains("use smaller rules"));
-    // Who has all of them may give them away, and parts are covered by several rules together.
+    // A user who has all of them may give them away, and several rules together may cover the parts.
     let all = rules(&json!([{"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}]));
     assert_eq!(missing(&user, &all, &rule(2000)), None);
     let halves = |verb: &str| json!({"verbs": [verb], "apiGroups": ["*"], "resources": ["*"]});
