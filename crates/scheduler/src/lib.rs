@@ -5,6 +5,7 @@
 //! [`snapshot`] (whose labels are [`columns`]), [`preemption`] the choice of pods to remove, [`cache`], [`nominated`] and [`queue`] feed the decision,
 //! `devices` chooses devices for claims, [`extender`] asks web services, [`configuration`] has the settings, and [`service`] connects all that to the API.
 
+mod affinity_terms;
 pub mod cache;
 pub mod columns;
 pub mod configuration;
@@ -16,6 +17,7 @@ pub mod framework;
 mod measures;
 pub mod nominated;
 pub mod plugins;
+mod pod_info;
 pub mod preemption;
 pub mod profile;
 pub mod queue;
