@@ -146,7 +146,7 @@ mod tests {
         assert_eq!(snapshot.column("zone").number_of("z"), None);
         snapshot.rebuild([node("c", Some("y"))]);
         assert_eq!(values(&snapshot), [Some("y".to_owned())]);
-        // Whoever names many labels makes the first ones be forgotten, and gets right answers.
+        // Many labels make the first ones be forgotten; answers stay right.
         for label in 0..2 * MOST_COLUMNS {
             assert_eq!(snapshot.column(&format!("label-{label}")).at(0), None);
         }

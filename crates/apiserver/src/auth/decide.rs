@@ -107,7 +107,7 @@ fn by_webhook(webhook: &Arc<WebhookAuthorizer>, user: &User, action: &Action) ->
         Err(opinion) => return opinion.decision(),
     };
     let Some(answers) = CURRENT.with_borrow(Clone::clone) else {
-        // Whoever decides without waiting cannot ask, but may know.
+        // A caller that cannot wait asks nobody, but may know the answer.
         return match webhook.cached(&question) {
             Some(opinion) => opinion.decision(),
             None => {

@@ -104,7 +104,7 @@ mod tests {
             assert_eq!(task.await.unwrap(), 0);
         }
         assert_eq!((calls.load(Ordering::Relaxed), flights.lock().len()), (1, 0));
-        // Whoever comes later asks anew.
+        // A later caller asks anew.
         go.notify_one();
         assert_eq!(ask(1).await, 1);
         // A call that all callers have left is forgotten.
