@@ -4,9 +4,9 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use ferrite_client::ObjectKey;
+use ferrite_json::Text;
 use k8s_openapi::api::core::v1::Node;
 
-use crate::nominated::Nominated;
 use crate::snapshot::{NodeInfo, PodInfo, Snapshot};
 
 /// Nodes and assigned pods. A pod can be *assumed* on a node before the API confirms it, so that the next cycle
@@ -19,7 +19,8 @@ pub struct Cache {
     assumed: HashSet<ObjectKey>,
     /// The number of counted pods that have pod affinity or anti-affinity of any kind.
     with_affinity: usize,
-    nominated: Arc<Nominated>,
+    /// The nodes that pods are nominated to; the pods themselves are in the entries of the nodes.
+    nominated: imbl::HashMap<ObjectKey, Text>,
     /// The number of nodes that have each image, by every name of it.
     images: Arc<HashMap<String, usize>>,
     /// Nodes changed since the last snapshot.
@@ -33,6 +34,13 @@ struct Entry {
     info: Arc<NodeInfo>,
     /// False while only pods of the node are known, because they were seen before it or it is gone.
     exists: bool,
+}
+
+impl Entry {
+    /// True if nothing is known of the node any more.
+    fn is_unused(&self) -> bool {
+        !self.exists && self.info.pods.is_empty() && self.info.nominated().is_empty()
+    }
 }
 
 impl Cache {
@@ -77,7 +85,7 @@ impl Cache {
         let Some(entry) = self.nodes.get_mut(name) else { return };
         entry.exists = false;
         let node = entry.info.node.clone();
-        if entry.info.pods.is_empty() {
+        if entry.is_unused() {
             self.nodes.remove(name);
         } else if node.status.as_ref().is_some_and(|status| status.images.is_some()) {
             // Only its pods are known from now on.
@@ -136,18 +144,36 @@ impl Cache {
         }
     }
 
-    /// Pods that wait for room on a node.
-    pub fn nominated(&self) -> &Nominated {
-        &self.nominated
+    /// The pods that wait for room on the node.
+    pub fn nominated_to(&self, node: &str) -> &[Arc<PodInfo>] {
+        self.nodes.get(node).map(|entry| entry.info.nominated()).unwrap_or_default()
     }
 
+    /// The node that the pod is nominated to.
+    pub fn nomination_of(&self, key: &ObjectKey) -> Option<&Text> {
+        self.nominated.get(key)
+    }
+
+    /// Nominates the pod to the node, and to no other any more.
     pub fn nominate(&mut self, pod: Arc<PodInfo>, node: &str) {
-        Arc::make_mut(&mut self.nominated).set(pod, node);
+        let is_known =
+            |known: &Arc<PodInfo>| known.key == pod.key && known.uid == pod.uid && !known.differs_from(&pod);
+        if self.nomination_of(&pod.key).is_some_and(|before| before == node)
+            && self.nominated_to(node).iter().any(is_known)
+        {
+            return;
+        }
+        self.remove_nomination(&pod.key);
+        self.nominated.insert(pod.key.clone(), node.into());
+        self.entry(node).nominate(pod);
     }
 
     /// True if the pod was nominated.
     pub fn remove_nomination(&mut self, key: &ObjectKey) -> bool {
-        self.nominated.node_of(key).is_some() && Arc::make_mut(&mut self.nominated).remove(key)
+        let Some(node) = self.nominated.remove(key) else { return false };
+        self.entry(&node).remove_nominated(key);
+        self.forget_unused(&node);
+        true
     }
 
     /// True if the pod is counted on a node.
@@ -169,8 +195,12 @@ impl Cache {
         if let Some(pod) = self.entry(&node).remove_pod(key) {
             self.with_affinity -= usize::from(pod.has_affinity());
         }
-        if self.nodes.get(&node).is_some_and(|entry| !entry.exists && entry.info.pods.is_empty()) {
-            self.nodes.remove(&node);
+        self.forget_unused(&node);
+    }
+
+    fn forget_unused(&mut self, node: &str) {
+        if self.nodes.get(node).is_some_and(Entry::is_unused) {
+            self.nodes.remove(node);
         }
     }
 

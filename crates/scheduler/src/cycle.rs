@@ -12,6 +12,7 @@ use crate::framework::{
     PostFiltered, Reason, RejectedBy, Rejection, Remedy, Victims,
 };
 use crate::measures;
+use crate::memory::Memory;
 use crate::profile::ExtensionPoint;
 use crate::snapshot::{NodeInfo, PodInfo, Snapshot};
 
@@ -96,11 +97,13 @@ pub fn enough(nodes: usize, percentage: Option<usize>) -> usize {
     (nodes * percentage / 100).max(SEARCH_ALL)
 }
 
-/// The state between cycles: the place where the last search stopped, and the number of nodes to find.
-#[derive(Debug, Default, Clone)]
+/// The state between cycles: the place where the last search stopped, the number of nodes to find, and verdicts that
+/// hold for the next pod of the same shape.
+#[derive(Debug, Default)]
 pub struct Search {
     pub start: usize,
     pub percentage: Option<usize>,
+    pub(crate) verdicts: Memory<Result<(), Arc<RejectedBy>>>,
 }
 
 /// The nodes that fit a pod.
@@ -136,7 +139,7 @@ pub async fn schedule(
             }
             error.refusal = Some(failure.by.rejection.to_string());
             error.rejected_by = failure.plugins;
-            Diagnosis { nodes: Vec::new(), others: Some(failure.by) }
+            Diagnosis::all(failure.by)
         }
         None => {
             let mut found = nominated_first(snapshot, pod, &state, &filters);
@@ -185,7 +188,7 @@ pub async fn schedule(
                 return Ok(Placement { node, evaluated: count, feasible: feasible.len(), state });
             }
             error.reasons = count_reasons(&found.diagnosis, error.nodes);
-            let by = found.diagnosis.nodes.iter().map(|(_, by)| by.plugin);
+            let by = found.diagnosis.counted().map(|(by, _)| by.plugin);
             let by: BTreeSet<_> = by.chain(filters.restricting.iter().copied()).collect();
             error.rejected_by = by.into_iter().collect();
             found.diagnosis
@@ -227,18 +230,18 @@ pub(crate) fn confirm(
         return Err(gone());
     }
     let node = snapshot.get(node).ok_or_else(gone)?;
-    filters.filter_with_nominated(state, pod, node, snapshot)
+    filters.filter_with_nominated(state, pod, node)
 }
 
 /// The number of `nodes` rejected for each reason.
 fn count_reasons(diagnosis: &Diagnosis, nodes: usize) -> BTreeMap<Reason, usize> {
     let mut reasons = BTreeMap::new();
-    for (_, by) in &diagnosis.nodes {
+    for (by, count) in diagnosis.counted() {
         for reason in by.rejection.reasons() {
-            *reasons.entry(reason.clone()).or_default() += 1;
+            *reasons.entry(reason.clone()).or_default() += count;
         }
     }
-    let others = nodes - diagnosis.nodes.len();
+    let others = nodes - diagnosis.len();
     if let Some(by) = diagnosis.others.as_ref().filter(|_| others > 0) {
         for reason in by.rejection.reasons() {
             *reasons.entry(reason.clone()).or_default() += others;
@@ -254,8 +257,8 @@ fn nominated_first(
     state: &CycleState,
     filters: &PodFilters<'_>,
 ) -> Option<Found> {
-    let node = snapshot.get(snapshot.nominated.node_of(&pod.key)?)?;
-    filters.filter_with_nominated(state, pod, node, snapshot).ok()?;
+    let node = &snapshot.nodes()[snapshot.nominated_position(pod)?];
+    filters.filter_with_nominated(state, pod, node).ok()?;
     Some(Found { feasible: vec![node.clone()], evaluated: 1, diagnosis: Diagnosis::default() })
 }
 
@@ -276,6 +279,9 @@ fn find(
     });
     let count = restricted.as_ref().map_or(all.len(), Vec::len);
     let wanted = wanted(count);
+    let mut remembered = filters.are_local(pod).then(|| search.verdicts.of(pod));
+    // There the pod does not count itself as one that room is kept for, as others of its shape do.
+    let own = snapshot.nominated_position(pod);
     let mut found =
         Found { feasible: Vec::with_capacity(wanted), evaluated: 0, diagnosis: Diagnosis::default() };
     while found.evaluated < count && found.feasible.len() < wanted {
@@ -283,10 +289,24 @@ fn find(
         let position = restricted.as_ref().map_or(index, |positions| positions[index]);
         found.evaluated += 1;
         let node = &all[position];
-        match filters.filter_with_nominated(state, pod, node, snapshot) {
-            Ok(()) => found.feasible.push(node.clone()),
+        let known = remembered.as_ref().and_then(|remembered| remembered.get(position, node));
+        if let Some(verdict) = known.filter(|_| own != Some(position)) {
+            match verdict {
+                Ok(()) => found.feasible.push(node.clone()),
+                Err(by) => found.diagnosis.reject_shared(position, by),
+            }
+            continue;
+        }
+        let verdict = match filters.filter_with_nominated(state, pod, node) {
+            Ok(()) => {
+                found.feasible.push(node.clone());
+                Ok(())
+            }
             Err(RejectedBy { rejection: Rejection::Error(error), .. }) => return Err(error),
-            Err(by) => found.diagnosis.nodes.push((position, by)),
+            Err(by) => Err(found.diagnosis.reject(position, by)),
+        };
+        if let Some(remembered) = remembered.as_mut().filter(|_| own != Some(position)) {
+            remembered.set(position, node, verdict);
         }
     }
     if restricted.is_some() {
@@ -331,8 +351,8 @@ async fn extend_filter(
             } else {
                 Rejection::unresolvable(reason.clone())
             };
-            found.diagnosis.nodes.retain(|(other, _)| *other != position);
-            found.diagnosis.nodes.push((position, RejectedBy { plugin: EXTENDER, rejection }));
+            found.diagnosis.retract(position);
+            found.diagnosis.reject(position, RejectedBy { plugin: EXTENDER, rejection });
         }
         found.feasible = verdict.nodes;
     }

@@ -73,23 +73,23 @@ pub async fn explain(framework: &Framework, snapshot: &Snapshot, pod: &PodInfo) 
                 let plugin = filters.restricting.first().copied().unwrap_or_default();
                 row.rejections.push((plugin, "the pod names other nodes".to_owned()));
                 let rejection = Rejection::unresolvable("the pod names other nodes");
-                diagnosis.nodes.push((position, RejectedBy { plugin, rejection }));
+                diagnosis.reject(position, RejectedBy { plugin, rejection });
             }
             for (plugin, verdict) in filters.verdicts(&state, pod, node) {
                 if let Err(rejection) = verdict {
                     row.rejections.push((plugin, rejection.to_string()));
                     if row.rejections.len() == 1 {
-                        diagnosis.nodes.push((position, RejectedBy { plugin, rejection }));
+                        diagnosis.reject(position, RejectedBy { plugin, rejection });
                     }
                 }
             }
             // Room that is kept for pods of equal or higher priority is not free.
             if row.rejections.is_empty()
-                && let Err(by) = filters.filter_with_nominated(&state, pod, node, snapshot)
+                && let Err(by) = filters.filter_with_nominated(&state, pod, node)
             {
                 row.rejections
                     .push((by.plugin, format!("{} (room is kept for nominated pods)", by.rejection)));
-                diagnosis.nodes.push((position, by));
+                diagnosis.reject(position, by);
             }
             if row.rejections.is_empty() {
                 feasible.push(node.clone());

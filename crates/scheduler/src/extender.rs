@@ -338,9 +338,9 @@ impl Extender {
     async fn preempt(
         &self,
         pod: &PodInfo,
-        candidates: &[Candidate],
+        candidates: &[Arc<Candidate>],
         snapshot: &Snapshot,
-    ) -> Result<Vec<Candidate>, ExtenderError> {
+    ) -> Result<Vec<Arc<Candidate>>, ExtenderError> {
         let mut args =
             json!({"Pod": *self.pod(pod)?, "NodeNameToVictims": null, "NodeNameToMetaVictims": null});
         let mut victims = json!({});
@@ -394,7 +394,7 @@ impl Extender {
                 }
                 return Err(ExtenderError::NoVictims(name.to_string()));
             }
-            chosen.push(Candidate { node: name.to_string(), victims });
+            chosen.push(Arc::new(Candidate::new(name, victims)));
         }
         Ok(chosen)
     }
@@ -404,9 +404,9 @@ impl Extender {
 pub async fn preempt_all(
     extenders: &[Extender],
     pod: &PodInfo,
-    mut candidates: Vec<Candidate>,
+    mut candidates: Vec<Arc<Candidate>>,
     snapshot: &Snapshot,
-) -> Result<Vec<Candidate>, ExtenderError> {
+) -> Result<Vec<Arc<Candidate>>, ExtenderError> {
     for extender in extenders.iter().filter(|e| e.supports_preemption() && e.is_interested(pod)) {
         if candidates.is_empty() {
             break;

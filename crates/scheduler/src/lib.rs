@@ -15,7 +15,7 @@ pub mod explain;
 pub mod extender;
 pub mod framework;
 mod measures;
-pub mod nominated;
+mod memory;
 pub mod plugins;
 mod pod_info;
 pub mod preemption;

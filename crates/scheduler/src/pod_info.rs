@@ -364,6 +364,11 @@ impl PodInfo {
         }
     }
 
+    /// The part that it has in common with the pods of its template.
+    pub fn shape(&self) -> &Arc<PodShape> {
+        &self.shape
+    }
+
     /// The same for pods that share a shape, for as long as both live.
     pub fn shape_number(&self) -> usize {
         Arc::as_ptr(&self.shape).addr()

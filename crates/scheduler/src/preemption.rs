@@ -8,6 +8,7 @@ use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::core::{Selector, SelectorExt};
 
 use crate::framework::{FailedSearch, Rejection, Victims};
+use crate::memory::Memory;
 use crate::snapshot::{NodeInfo, PodInfo};
 
 /// A PodDisruptionBudget, as preemption needs it.
@@ -77,7 +78,7 @@ pub fn select_victims(
     node: &NodeInfo,
     budgets: &[Budget],
 ) -> Result<Victims, Rejection> {
-    let FailedSearch { pod, snapshot, filters, .. } = search;
+    let FailedSearch { pod, filters, .. } = search;
     let mut potential: Vec<Arc<PodInfo>> =
         node.pods.iter().filter(|present| present.priority < pod.priority).cloned().collect();
     if potential.is_empty() {
@@ -88,14 +89,14 @@ pub fn select_victims(
     for victim in &potential {
         filters.remove_pod(&mut state, pod, victim, &mut node);
     }
-    filters.filter_with_nominated(&state, pod, &node, snapshot).map_err(|by| by.rejection)?;
+    filters.filter_with_nominated(&state, pod, &node).map_err(|by| by.rejection)?;
     potential.sort_by_key(|pod| importance(pod));
     let (violating, others) = split_by_budget(potential, budgets);
     let mut victims = Victims::default();
     for (candidates, violates) in [(violating, true), (others, false)] {
         for candidate in candidates {
             filters.add_pod(&mut state, pod, &candidate, &mut node);
-            if filters.filter_with_nominated(&state, pod, &node, snapshot).is_err() {
+            if filters.filter_with_nominated(&state, pod, &node).is_err() {
                 filters.remove_pod(&mut state, pod, &candidate, &mut node);
                 victims.pods.push(candidate);
                 victims.pdb_violations += usize::from(violates);
@@ -111,26 +112,69 @@ pub fn select_victims(
 pub struct Candidate {
     pub node: String,
     pub victims: Victims,
+    cost: Cost,
+}
+
+impl Candidate {
+    pub fn new(node: &str, victims: Victims) -> Self {
+        Self { node: node.to_owned(), cost: cost(&victims), victims }
+    }
+}
+
+/// The result of trying one node.
+#[derive(Debug, Clone)]
+pub enum Trial {
+    Candidate(Arc<Candidate>),
+    /// The pod fits without victims. It was rejected for something that changed since: nothing to do.
+    Fits,
+    Rejected(Arc<Rejection>),
+}
+
+impl Trial {
+    fn new(search: FailedSearch<'_>, node: &NodeInfo, budgets: &[Budget]) -> Self {
+        match select_victims(search, node, budgets) {
+            Ok(victims) if victims.pods.is_empty() => Self::Fits,
+            Ok(victims) => Self::Candidate(Arc::new(Candidate::new(node.name(), victims))),
+            Err(rejection) => Self::Rejected(Arc::new(rejection)),
+        }
+    }
 }
 
 /// Tries the nodes at `positions`, from `offset` on and round, until there are `wanted` candidates of which one violates
 /// no budget. Returns the candidates, those without violations first, and the verdicts on the other nodes.
+///
+/// A trial depends on the node alone if the filters do and no budget protects pods. Then its result is remembered for
+/// other pods of the same shape.
 pub fn dry_run(
     search: FailedSearch<'_>,
     positions: &[usize],
     budgets: &[Budget],
     offset: usize,
     wanted: usize,
-) -> (Vec<Candidate>, Vec<Rejection>) {
+    memory: &mut Memory<Trial>,
+) -> (Vec<Arc<Candidate>>, Vec<Arc<Rejection>>) {
+    let is_local = budgets.is_empty() && search.filters.are_local(search.pod);
+    let mut remembered = is_local.then(|| memory.of(search.pod));
+    // There the pod does not count itself as one that room is kept for, as others of its shape do.
+    let own = search.snapshot.nominated_position(search.pod);
     let (mut good, mut violating, mut rejections) = (Vec::new(), Vec::new(), Vec::new());
     for index in 0..positions.len() {
         let position = positions[(offset + index) % positions.len()];
         let node = &search.snapshot.nodes()[position];
-        match select_victims(search, node, budgets) {
-            // The pod fits without victims only if it was rejected for something that changed since: nothing to do.
-            Ok(victims) if victims.pods.is_empty() => {}
-            Ok(victims) => {
-                let candidate = Candidate { node: node.name().to_owned(), victims };
+        let trial = match remembered.as_mut().filter(|_| own != Some(position)) {
+            None => Trial::new(search, node, budgets),
+            Some(remembered) => match remembered.get(position, node) {
+                Some(trial) => trial.clone(),
+                None => {
+                    let trial = Trial::new(search, node, budgets);
+                    remembered.set(position, node, trial.clone());
+                    trial
+                }
+            },
+        };
+        match trial {
+            Trial::Fits => {}
+            Trial::Candidate(candidate) => {
                 if candidate.victims.pdb_violations == 0 {
                     good.push(candidate)
                 } else {
@@ -140,15 +184,18 @@ pub fn dry_run(
                     break;
                 }
             }
-            Err(rejection) => rejections.push(rejection),
+            Trial::Rejected(rejection) => rejections.push(rejection),
         }
     }
     good.append(&mut violating);
     (good, rejections)
 }
 
+/// Violated budgets, highest priority, sum of priorities, number of victims, earliest start of the most important ones.
+type Cost = (usize, i32, i64, usize, Reverse<i64>);
+
 /// The cost of removing the victims; the smallest is chosen.
-fn cost(victims: &Victims) -> (usize, i32, i64, usize, Reverse<i64>) {
+fn cost(victims: &Victims) -> Cost {
     let highest = victims.pods.iter().map(|pod| pod.priority).max().unwrap_or(i32::MIN);
     // Shifted so that no priority is negative: otherwise more victims of negative priority would cost less.
     let sum = victims.pods.iter().map(|pod| i64::from(pod.priority) + (i64::from(i32::MAX) + 1)).sum();
@@ -159,8 +206,8 @@ fn cost(victims: &Victims) -> (usize, i32, i64, usize, Reverse<i64>) {
 
 /// The candidate with fewest violated budgets; then with the lowest priority of its most important victim; then with the
 /// lowest sum of priorities; then with fewest victims; then whose most important victims started last; then the first.
-pub fn select_candidate(candidates: Vec<Candidate>) -> Option<Candidate> {
-    candidates.into_iter().min_by_key(|candidate| cost(&candidate.victims))
+pub fn select_candidate(candidates: Vec<Arc<Candidate>>) -> Option<Arc<Candidate>> {
+    candidates.into_iter().min_by_key(|candidate| candidate.cost)
 }
 
 /// The number of candidates that is enough among `nodes`.

@@ -2,13 +2,14 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use ferrite_client::ObjectKey;
+use ferrite_json::Text;
 use k8s_openapi::api::core::v1::Node;
 
 pub use crate::affinity_terms::{AffinityTerm, AffinityTerms, Namespaces};
 use crate::columns::{Column, Columns};
-use crate::nominated::Nominated;
 pub use crate::pod_info::{
     DEFAULT_SCHEDULER, Disk, HostPort, Placement, PodClaim, PodInfo, PodShape, PodVolumes, Shapes,
 };
@@ -29,6 +30,15 @@ pub struct NodeInfo {
     pub requested: Resources,
     /// CPU (thousandths) and memory with defaults for pods that ask for none.
     pub non_zero_requested: (i64, i64),
+    /// Pods that are to run here as soon as there is room: other pods are being deleted for them.
+    nominated: Vec<Arc<PodInfo>>,
+    generation: u64,
+}
+
+/// A number that no node has had yet.
+fn next_generation() -> u64 {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    LAST.fetch_add(1, Ordering::Relaxed)
 }
 
 impl NodeInfo {
@@ -39,6 +49,8 @@ impl NodeInfo {
             pods: Vec::new(),
             requested: Resources::default(),
             non_zero_requested: (0, 0),
+            nominated: Vec::new(),
+            generation: next_generation(),
             node,
         }
     }
@@ -47,6 +59,27 @@ impl NodeInfo {
         let allocatable = node.status.as_ref().and_then(|status| status.allocatable.as_ref());
         self.allocatable = Resources::from_list(allocatable);
         self.node = node;
+        self.generation = next_generation();
+    }
+
+    /// Two nodes with the same generation are the same in all respects. Every change brings a new one.
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// Pods that are to run here as soon as there is room.
+    pub fn nominated(&self) -> &[Arc<PodInfo>] {
+        &self.nominated
+    }
+
+    pub fn nominate(&mut self, pod: Arc<PodInfo>) {
+        self.nominated.push(pod);
+        self.generation = next_generation();
+    }
+
+    pub fn remove_nominated(&mut self, key: &ObjectKey) {
+        self.nominated.retain(|pod| pod.key != *key);
+        self.generation = next_generation();
     }
 
     pub fn name(&self) -> &str {
@@ -64,6 +97,7 @@ impl NodeInfo {
         self.non_zero_requested.0 = self.non_zero_requested.0.saturating_add(cpu);
         self.non_zero_requested.1 = self.non_zero_requested.1.saturating_add(memory);
         self.pods.push(pod);
+        self.generation = next_generation();
     }
 
     pub fn remove_pod(&mut self, key: &ObjectKey) -> Option<Arc<PodInfo>> {
@@ -73,6 +107,7 @@ impl NodeInfo {
         let (cpu, memory) = pod.requests.non_zero();
         self.non_zero_requested.0 -= cpu;
         self.non_zero_requested.1 -= memory;
+        self.generation = next_generation();
         Some(pod)
     }
 
@@ -90,8 +125,8 @@ pub struct Snapshot {
     positions: HashMap<String, usize>,
     /// Some pod on some node has pod affinity or anti-affinity of any kind.
     pub has_affinity: bool,
-    /// Pods that wait for room on a node.
-    pub nominated: Arc<Nominated>,
+    /// The nodes that pods are nominated to.
+    pub nominated: imbl::HashMap<ObjectKey, Text>,
     /// The number of nodes that have each image, by every name of it.
     pub images: Arc<HashMap<String, usize>>,
     columns: Columns,
@@ -110,6 +145,11 @@ impl Snapshot {
 
     pub fn get(&self, name: &str) -> Option<&Arc<NodeInfo>> {
         self.positions.get(name).map(|position| &self.nodes[*position])
+    }
+
+    /// The position of the node that the pod is nominated to.
+    pub fn nominated_position(&self, pod: &PodInfo) -> Option<usize> {
+        self.position(self.nominated.get(&pod.key)?)
     }
 
     /// The values of a label on all nodes, by their position among [`nodes`](Snapshot::nodes).

@@ -67,32 +67,99 @@ pub trait PreFilter: Send + Sync {
 /// Decides whether the pod may run on the node.
 pub trait Filter: Send + Sync {
     fn filter(&self, state: &CycleState, pod: &PodInfo, node: &NodeInfo) -> Result<(), Rejection>;
+
+    /// True if the verdict depends on nothing but the [shape](PodInfo::shape) of the pod and the node with the pods on it:
+    /// not on other nodes, other objects, the time, or chance. If all filters that a pod needs are so, the verdict on a node
+    /// holds for all pods of that shape until the node changes, and the filters are not asked again.
+    fn is_local(&self, pod: &PodInfo) -> bool {
+        let _ = pod;
+        false
+    }
 }
+
+/// Verdicts that a new one is compared with.
+const RECENT_VERDICTS: usize = 8;
 
 /// The verdict on every node of a search that found none.
 #[derive(Debug, Clone, Default)]
 pub struct Diagnosis {
-    /// Positions of nodes in the snapshot, with the plugin that rejected each.
-    pub nodes: Vec<(usize, RejectedBy)>,
+    /// Positions of nodes in the snapshot, each with the place of its verdict among `verdicts`.
+    nodes: Vec<(usize, usize)>,
+    /// Verdicts that differ from each other, mostly: thousands of nodes are rejected for few reasons.
+    verdicts: Vec<Arc<RejectedBy>>,
     /// The verdict on all other nodes: a PreFilter plugin rejected the pod, or left the nodes out.
     pub others: Option<RejectedBy>,
 }
 
 impl Diagnosis {
+    /// One verdict on all nodes.
+    pub fn all(by: RejectedBy) -> Self {
+        Self { others: Some(by), ..Self::default() }
+    }
+
     /// Positions of the nodes that removing pods could make fit, of `count` nodes.
     pub fn resolvable(&self, count: usize) -> Vec<usize> {
         let mut verdicts =
             vec![self.others.as_ref().is_some_and(|others| others.rejection.is_resolvable()); count];
-        for (position, by) in &self.nodes {
-            verdicts[*position] = by.rejection.is_resolvable();
+        let is_resolvable: Vec<bool> = self.verdicts.iter().map(|by| by.rejection.is_resolvable()).collect();
+        for (position, verdict) in &self.nodes {
+            verdicts[*position] = is_resolvable[*verdict];
         }
         (0..count).filter(|position| verdicts[*position]).collect()
     }
 
     /// The verdict on the node at `position`.
     pub fn get(&self, position: usize) -> Option<&Rejection> {
-        let explicit = self.nodes.iter().find(|(other, _)| *other == position).map(|(_, by)| by);
+        let explicit = self.nodes.iter().find(|(other, _)| *other == position);
+        let explicit = explicit.map(|(_, verdict)| &*self.verdicts[*verdict]);
         explicit.or(self.others.as_ref()).map(|by| &by.rejection)
+    }
+
+    /// Records the verdict on a node that has none yet. Returns it as it is shared with other nodes.
+    pub fn reject(&mut self, position: usize, by: RejectedBy) -> Arc<RejectedBy> {
+        let known = self.recent().find(|(_, known)| ***known == by).map(|(place, _)| place);
+        let place = known.unwrap_or_else(|| self.add(Arc::new(by)));
+        self.nodes.push((position, place));
+        self.verdicts[place].clone()
+    }
+
+    /// Records a verdict that another search came to.
+    pub(crate) fn reject_shared(&mut self, position: usize, by: &Arc<RejectedBy>) {
+        let known = self.recent().find(|(_, known)| Arc::ptr_eq(known, by)).map(|(place, _)| place);
+        let place = known.unwrap_or_else(|| self.add(by.clone()));
+        self.nodes.push((position, place));
+    }
+
+    fn recent(&self) -> impl Iterator<Item = (usize, &Arc<RejectedBy>)> {
+        self.verdicts.iter().enumerate().rev().take(RECENT_VERDICTS)
+    }
+
+    fn add(&mut self, by: Arc<RejectedBy>) -> usize {
+        self.verdicts.push(by);
+        self.verdicts.len() - 1
+    }
+
+    /// Forgets the verdict on the node at `position`.
+    pub(crate) fn retract(&mut self, position: usize) {
+        self.nodes.retain(|(other, _)| *other != position);
+    }
+
+    /// The verdicts, each with the number of nodes that it is for.
+    pub fn counted(&self) -> impl Iterator<Item = (&RejectedBy, usize)> {
+        let mut counts = vec![0; self.verdicts.len()];
+        for (_, verdict) in &self.nodes {
+            counts[*verdict] += 1;
+        }
+        self.verdicts.iter().map(|by| &**by).zip(counts).filter(|(_, count)| *count > 0)
+    }
+
+    /// The number of nodes with a verdict of their own.
+    pub fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.nodes.is_empty()
     }
 }
 

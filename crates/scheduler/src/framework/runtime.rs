@@ -278,6 +278,11 @@ impl PodFilters<'_> {
         })
     }
 
+    /// True if the filters' verdict on a node depends on nothing but the shape of the pod and that node.
+    pub fn are_local(&self, pod: &PodInfo) -> bool {
+        self.filters.iter().all(|(_, filter)| filter.is_local(pod))
+    }
+
     /// Every filter's verdict on the node, not only the first.
     pub fn verdicts(
         &self,
@@ -296,9 +301,8 @@ impl PodFilters<'_> {
         state: &CycleState,
         pod: &PodInfo,
         node: &NodeInfo,
-        snapshot: &Snapshot,
     ) -> Result<(), RejectedBy> {
-        let nominated = snapshot.nominated.at(node.name());
+        let nominated = node.nominated();
         let counts = |other: &&Arc<PodInfo>| other.key != pod.key && other.priority >= pod.priority;
         if nominated.iter().any(|other| counts(&other)) {
             let mut state = state.clone();

@@ -18,6 +18,13 @@ pub struct PluginError {
     pub source: Arc<dyn Error + Send + Sync>,
 }
 
+/// Equal only to itself: the sources of two errors cannot be compared.
+impl PartialEq for PluginError {
+    fn eq(&self, other: &Self) -> bool {
+        self.point == other.point && self.plugin == other.plugin && Arc::ptr_eq(&self.source, &other.source)
+    }
+}
+
 impl PluginError {
     pub fn new(
         point: &'static str,
@@ -29,7 +36,7 @@ impl PluginError {
 }
 
 /// The answer of a plugin that does not accept a pod, or a node for a pod.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Rejection {
     /// Removing other pods could change it.
     Unschedulable(Vec<Reason>),
@@ -87,7 +94,7 @@ impl From<PluginError> for Rejection {
 }
 
 /// The plugin that rejected, and its answer.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct RejectedBy {
     pub plugin: &'static str,
     pub rejection: Rejection,

@@ -1,7 +1,7 @@
 //! Makes room for a pod by removing pods of lower priority.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use ferrite_api::field::{FieldError, Path};
 use futures_util::future::BoxFuture;
@@ -14,7 +14,8 @@ use crate::framework::{
     ClusterEvent, FailedSearch, Handle, Nomination, Plugin, PluginArgs, PluginArgsError, PluginError,
     PostFilter, PostFiltered, Reason, Store,
 };
-use crate::preemption::{Budget, candidates_wanted, dry_run, select_candidate};
+use crate::memory::Memory;
+use crate::preemption::{Budget, Trial, candidates_wanted, dry_run, select_candidate};
 use crate::snapshot::PodInfo;
 
 const NAME: &str = "DefaultPreemption";
@@ -67,11 +68,12 @@ impl Args {
 struct DefaultPreemption {
     args: Args,
     budgets: Store<PodDisruptionBudget>,
+    trials: Mutex<Memory<Trial>>,
 }
 
 pub(super) fn new(args: &PluginArgs, handle: &Handle) -> Result<Arc<dyn Plugin>, PluginArgsError> {
     let args = args.decode_valid(Args::validate)?;
-    Ok(Arc::new(DefaultPreemption { args, budgets: handle.store() }))
+    Ok(Arc::new(DefaultPreemption { args, budgets: handle.store(), trials: Mutex::default() }))
 }
 
 impl Plugin for DefaultPreemption {
@@ -95,8 +97,7 @@ fn ineligible(search: FailedSearch<'_>) -> Option<&'static str> {
     if pod.placement.preemption_policy.as_deref() == Some("Never") {
         return Some("not eligible due to preemptionPolicy=Never.");
     }
-    let nominated = snapshot.nominated.node_of(&pod.key)?;
-    let position = snapshot.position(nominated)?;
+    let position = snapshot.nominated_position(pod)?;
     // A node that removing pods cannot make fit is none to wait for.
     if diagnosis.get(position).is_some_and(|rejection| !rejection.is_resolvable()) {
         return None;
@@ -122,7 +123,10 @@ impl DefaultPreemption {
         // A random start spreads preemption over a cluster that is not searched completely.
         let offset = if positions.is_empty() { 0 } else { rand::random_range(0..positions.len()) };
         let wanted = self.args.wanted(positions.len());
-        let (candidates, rejections) = dry_run(search, &positions, &budgets, offset, wanted);
+        let (candidates, rejections) = {
+            let mut trials = self.trials.lock().unwrap_or_else(PoisonError::into_inner);
+            dry_run(search, &positions, &budgets, offset, wanted, &mut trials)
+        };
         if candidates.is_empty() {
             let mut reasons: BTreeMap<Reason, usize> = BTreeMap::new();
             for reason in rejections.iter().flat_map(|rejection| rejection.reasons()) {
@@ -144,8 +148,8 @@ impl DefaultPreemption {
             .map_err(|error| PluginError::new("PostFilter", NAME, error))?;
         match select_candidate(candidates) {
             Some(best) => Ok(PostFiltered {
-                nomination: Nomination::Node(best.node),
-                victims: best.victims,
+                nomination: Nomination::Node(best.node.clone()),
+                victims: best.victims.clone(),
                 ..PostFiltered::default()
             }),
             None => Ok(PostFiltered {

@@ -130,6 +130,10 @@ impl Filter for NodeAffinity {
         }
         Err(Rejection::unresolvable("node(s) didn't match Pod's node affinity/selector"))
     }
+
+    fn is_local(&self, _pod: &PodInfo) -> bool {
+        true
+    }
 }
 
 impl PreScore for NodeAffinity {

@@ -59,6 +59,10 @@ impl Filter for NodeDeclaredFeatures {
         }
         Err(Rejection::unresolvable("node(s) didn't match Pod's required features"))
     }
+
+    fn is_local(&self, _pod: &PodInfo) -> bool {
+        true
+    }
 }
 
 #[cfg(test)]

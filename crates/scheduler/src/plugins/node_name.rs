@@ -27,4 +27,8 @@ impl Filter for NodeName {
         }
         Err(Rejection::unresolvable("node(s) didn't match the requested node name"))
     }
+
+    fn is_local(&self, pod: &PodInfo) -> bool {
+        pod.node_name.is_none()
+    }
 }

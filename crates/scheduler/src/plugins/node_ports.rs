@@ -46,4 +46,8 @@ impl Filter for NodePorts {
         }
         Ok(())
     }
+
+    fn is_local(&self, _pod: &PodInfo) -> bool {
+        true
+    }
 }

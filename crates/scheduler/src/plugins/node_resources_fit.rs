@@ -316,6 +316,11 @@ impl Filter for NodeResourcesFit {
             (false, false) => Err(Rejection::Unschedulable(reasons)),
         }
     }
+
+    fn is_local(&self, pod: &PodInfo) -> bool {
+        // Classes of devices decide who provides other resources.
+        pod.requests.scalar.is_empty()
+    }
 }
 
 impl Score for NodeResourcesFit {

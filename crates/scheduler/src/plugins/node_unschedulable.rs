@@ -46,4 +46,8 @@ impl Filter for NodeUnschedulable {
         }
         Err(Rejection::unresolvable("node(s) were unschedulable"))
     }
+
+    fn is_local(&self, _pod: &PodInfo) -> bool {
+        true
+    }
 }

@@ -56,6 +56,10 @@ impl Filter for TaintToleration {
         }
         Ok(())
     }
+
+    fn is_local(&self, _pod: &PodInfo) -> bool {
+        true
+    }
 }
 
 impl Score for TaintToleration {

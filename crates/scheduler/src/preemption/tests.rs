@@ -7,7 +7,6 @@ use proptest::prelude::*;
 use super::*;
 use crate::cycle::{self, FitError, ScheduleError, Search};
 use crate::framework::{CycleState, Diagnosis, Framework, Handle, Nomination, Registry};
-use crate::nominated::Nominated;
 use crate::profile::Profile;
 use crate::snapshot::Snapshot;
 
@@ -63,11 +62,15 @@ fn preempt(
 ) -> FitError {
     let handle = Handle::default().with_objects(pdbs);
     let framework = Framework::new(&Profile::default(), &Registry::default(), &handle).unwrap();
+    let nodes = nodes.into_iter().map(|node| {
+        let mut with = NodeInfo::clone(&node);
+        let here = nominated.iter().filter(|(_, name)| *name == node.name());
+        here.for_each(|(pod, _)| with.nominate(pod.clone()));
+        Arc::new(with)
+    });
     let mut snapshot = Snapshot::new(nodes);
     snapshot.has_affinity = true;
-    let mut all = Nominated::default();
-    nominated.iter().for_each(|(pod, node)| all.set(pod.clone(), node));
-    snapshot.nominated = Arc::new(all);
+    snapshot.nominated = nominated.iter().map(|(pod, node)| (pod.key.clone(), (*node).into())).collect();
     let result =
         cycle::schedule(&framework, &snapshot, &[], pod, &mut Search::default(), |_| 0).now_or_never();
     match result.expect("nothing waits without extenders") {
@@ -338,8 +341,8 @@ fn the_number_of_candidates_is_limited() {
     };
     let positions: Vec<usize> = (0..9).collect();
     let run = |budgets: &[Budget], offset: usize, wanted: usize| -> Vec<String> {
-        let (candidates, _) = dry_run(search, &positions, budgets, offset, wanted);
-        candidates.into_iter().map(|candidate| candidate.node).collect()
+        let (candidates, _) = dry_run(search, &positions, budgets, offset, wanted, &mut Memory::default());
+        candidates.into_iter().map(|candidate| candidate.node.clone()).collect()
     };
     assert_eq!(run(&[], 7, 3), ["n7", "n8", "n0"], "the search goes round");
     let budget = Budget::new(&pdb("p", &["p0", "p1", "p2"], 0, &[])).unwrap();

@@ -10,7 +10,7 @@ use tokio::runtime::Handle;
 use tokio::time::Instant;
 
 use super::{Failure, Scheduler, record_cycle};
-use crate::cycle::{self, Placement, ScheduleError};
+use crate::cycle::{self, Placement, ScheduleError, Search};
 use crate::framework::PluginError;
 use crate::queue::Popped;
 use crate::snapshot::{PodInfo, Snapshot};
@@ -190,7 +190,10 @@ impl Scheduler {
         pod: Arc<PodInfo>,
         snapshot: Snapshot,
     ) -> Result<Placement, ScheduleError> {
-        let mut search = self.order.lock().await.search.clone();
+        let mut search = {
+            let Search { start, percentage, .. } = self.order.lock().await.search;
+            Search { start, percentage, ..Search::default() }
+        };
         let runtime = Handle::current();
         let searched = tokio::task::spawn_blocking(move || {
             let Some((framework, _)) = self.profile_of(&pod) else {

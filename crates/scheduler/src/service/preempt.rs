@@ -26,7 +26,7 @@ impl Scheduler {
         // Pods of lower priority that wait for room on the node will not get it: they look for another place.
         let lower: Vec<Arc<PodInfo>> = {
             let cache = self.cache();
-            let nominated = cache.nominated().at(node).iter();
+            let nominated = cache.nominated_to(node).iter();
             nominated.filter(|other| other.priority < preemptor.priority).cloned().collect()
         };
         for pod in lower {

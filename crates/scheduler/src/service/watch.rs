@@ -137,7 +137,7 @@ impl Scheduler {
             }
             // The status may lag behind a nomination that was just made.
             None => {
-                if let Some(node) = cache.nominated().node_of(&pod.key).map(str::to_owned) {
+                if let Some(node) = cache.nomination_of(&pod.key).cloned() {
                     cache.nominate(pod.clone(), &node);
                 }
             }
