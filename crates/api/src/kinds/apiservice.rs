@@ -1,6 +1,6 @@
 //! APIServices.
 
-use super::access::{default_field, ensure_object, flag, int, list, object, object_mut, text};
+use super::access::{clear_status, default_field, ensure_object, flag, int, list, object, object_mut, text};
 use super::cell;
 use super::check::{complaints, required};
 use super::configmap::decoded_len;
@@ -8,13 +8,16 @@ use super::row::{NAME, shown};
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::meta_validation::{dns1035_label, dns1123_subdomain, path_segment, port_number};
 use crate::resource::{Column, StatusUse, Strategy};
-use ferrite_json::Value;
+use ferrite_json::{Value, json};
 use jiff::Timestamp;
 
 const GROUP_PRIORITY_MAX: i64 = 20_000;
 const VERSION_PRIORITY_MAX: i64 = 1000;
 const PORT: i64 = 443;
 const CONDITION_STATUSES: [&str; 3] = ["True", "False", "Unknown"];
+
+/// Reason and message of the condition of an APIService without a Service.
+const LOCAL: (&str, &str) = ("Local", "Local APIServices are always available");
 
 pub(super) struct ApiServices;
 
@@ -27,6 +30,16 @@ impl Strategy for ApiServices {
 
     fn status_use(&self) -> StatusUse {
         StatusUse::Alone
+    }
+
+    /// A group of this server itself is available at once.
+    fn prepare_create(&self, object: &mut Value) {
+        clear_status(object);
+        if object.pointer("/spec/service").is_none_or(Value::is_null) {
+            let now = Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default();
+            object["status"] = json!({"conditions": [{"type": "Available", "status": "True",
+                "lastTransitionTime": now.to_string(), "reason": LOCAL.0, "message": LOCAL.1}]});
+        }
     }
 
     fn validate(&self, object: &Value) -> FieldErrors {

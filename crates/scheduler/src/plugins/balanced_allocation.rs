@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ferrite_api::field::FieldError;
 use serde::Deserialize;
 
-use super::resource_amounts::{ResourceSpec, amounts};
+use super::resource_amounts::{Resource, ResourceSpec, Weighed, amounts};
 use crate::framework::{CycleState, Handle, Interest, MAX_SCORE, Made, Plugin, PluginArgs, PreScore, Score};
 use crate::snapshot::{NodeInfo, PodInfo, Snapshot};
 
@@ -16,8 +16,11 @@ struct Args {
 }
 
 struct BalancedAllocation {
-    resources: Vec<ResourceSpec>,
+    resources: Vec<Weighed>,
 }
+
+/// Resources whose shares need no memory of their own.
+const FEW: usize = 4;
 
 pub(super) fn new(args: &PluginArgs, _: &Handle) -> Made {
     let args = args.decode_valid(|args: &Args, path| {
@@ -54,11 +57,11 @@ impl Plugin for BalancedAllocation {
 impl PreScore for BalancedAllocation {
     /// A pod that asks for nothing changes no balance.
     fn pre_score(&self, _: &mut CycleState, pod: &PodInfo, _: &Snapshot, _: &[Arc<NodeInfo>]) -> Interest {
-        let asks = self.resources.iter().any(|resource| match resource.name.as_str() {
-            "cpu" => pod.requests.milli_cpu > 0,
-            "memory" => pod.requests.memory > 0,
-            "ephemeral-storage" => pod.requests.ephemeral_storage > 0,
-            name => pod.requests.scalar.get(name).is_some_and(|amount| *amount > 0),
+        let asks = self.resources.iter().any(|weighed| match &weighed.resource {
+            Resource::Cpu => pod.requests.milli_cpu > 0,
+            Resource::Memory => pod.requests.memory > 0,
+            Resource::EphemeralStorage => pod.requests.ephemeral_storage > 0,
+            Resource::Other(name) => pod.requests.scalar.get(name).is_some_and(|amount| *amount > 0),
         });
         if asks { Interest::Needed } else { Interest::Skip }
     }
@@ -79,14 +82,24 @@ fn balance(shares: &[f64]) -> i64 {
 
 impl Score for BalancedAllocation {
     fn score(&self, _state: &CycleState, pod: &PodInfo, node: &NodeInfo) -> i64 {
-        let (mut with, mut without) = (Vec::with_capacity(2), Vec::with_capacity(2));
-        for amounts in self.resources.iter().filter_map(|resource| amounts(resource, pod, node, true)) {
+        let mut few = [[0.0; FEW]; 2];
+        let mut many;
+        let [with, without]: [&mut [f64]; 2] = if self.resources.len() <= FEW {
+            few.each_mut().map(|shares| &mut shares[..])
+        } else {
+            many = [vec![0.0; self.resources.len()], vec![0.0; self.resources.len()]];
+            many.each_mut().map(|shares| &mut shares[..])
+        };
+        let mut count = 0;
+        let known = self.resources.iter().filter_map(|weighed| amounts(&weighed.resource, pod, node, true));
+        for amounts in known {
             let share = |used: i64| (used as f64 / amounts.allocatable as f64).min(1.0);
-            with.push(share(amounts.used.saturating_add(amounts.wanted)));
-            without.push(share(amounts.used));
+            with[count] = share(amounts.used.saturating_add(amounts.wanted));
+            without[count] = share(amounts.used);
+            count += 1;
         }
         // As upstream: above 75 the pod makes the node more balanced, below it less.
-        MAX_SCORE / 2 + (MAX_SCORE / 2 + balance(&with) - balance(&without)) / 2
+        MAX_SCORE / 2 + (MAX_SCORE / 2 + balance(&with[..count]) - balance(&without[..count])) / 2
     }
 }
 

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::DeviceClass;
 use serde::Deserialize;
 
-use super::resource_amounts::{ResourceSpec, amounts};
+use super::resource_amounts::{ResourceSpec, Weighed, amounts};
 use crate::devices::{Devices, IMPLICIT_PREFIX};
 use crate::framework::{
     Action, ClusterEvent, CycleState, Filter, Handle, MAX_SCORE, Made, ObjectEvent, Plugin, PluginArgs,
@@ -176,7 +176,7 @@ struct NodeResourcesFit {
     ignored_resources: BTreeSet<String>,
     ignored_resource_groups: BTreeSet<String>,
     strategy: Strategy,
-    resources: Vec<ResourceSpec>,
+    resources: Vec<Weighed>,
     devices: Arc<Devices>,
 }
 
@@ -327,13 +327,13 @@ impl Score for NodeResourcesFit {
     /// The weighted mean over the resources, with the pod in place.
     fn score(&self, _state: &CycleState, pod: &PodInfo, node: &NodeInfo) -> i64 {
         let (mut sum, mut weights) = (0, 0);
-        for resource in &self.resources {
+        for Weighed { resource, weight } in &self.resources {
             let Some(amounts) = amounts(resource, pod, node, false) else { continue };
             let score = self.strategy.score(amounts.used.saturating_add(amounts.wanted), amounts.allocatable);
             // As upstream: a resource that scores nothing has no weight in a ratio.
             if score > 0 || !matches!(self.strategy, Strategy::RequestedToCapacityRatio(_)) {
-                sum += score * resource.weight;
-                weights += resource.weight;
+                sum += score * weight;
+                weights += weight;
             }
         }
         match (&self.strategy, weights) {

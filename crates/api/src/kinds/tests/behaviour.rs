@@ -171,3 +171,21 @@ fn cells_of_other_kinds() {
         assert_eq!(Value::Array(strategy(kind).cells(&object, now)), cells, "{kind}");
     }
 }
+
+#[test]
+fn an_api_service_without_a_service_is_available_at_once() {
+    let strategy = strategy("APIService");
+    let mut local =
+        json!({"spec": {"group": "g.example", "version": "v1"}, "status": {"conditions": [{"type": "Odd"}]}});
+    let mut remote = local.clone();
+    remote["spec"]["service"] = json!({"name": "s", "namespace": "n"});
+    strategy.prepare_create(&mut local);
+    strategy.prepare_create(&mut remote);
+    let conditions = local["status"]["conditions"].as_array().unwrap();
+    assert_eq!(conditions.len(), 1, "{local}");
+    assert_eq!((&conditions[0]["type"], &conditions[0]["reason"]), (&json!("Available"), &json!("Local")));
+    assert!(
+        remote["status"]["conditions"].as_array().is_none_or(|conditions| conditions.is_empty()),
+        "{remote}"
+    );
+}
