@@ -3,6 +3,7 @@
 pub mod bootstrap;
 mod network;
 mod servers;
+mod tunnel;
 
 use crate::apiserver::BoxError;
 use crate::cli::{DataDir, interrupted};
@@ -28,6 +29,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
+use tunnel::{OwnKubelet, Tunnels};
 
 /// The transport of packets to pods of other nodes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -179,6 +181,7 @@ impl Agent {
         };
         let member = joining.join(scope).await?;
         scope.spawn(servers.clone().probe(member.kubelet.clone()));
+        let known = servers.known();
         scope.spawn(servers.follow(member.proxy.clone(), scope.clone()));
         progress.done("joined", &format!("{server} as {name}"));
         let settings = settings(&member.kubelet).await;
@@ -204,8 +207,9 @@ impl Agent {
             domain: &settings.domain,
             resolv_conf: &self.resolv_conf,
         };
+        let kubelet_address = SocketAddr::new(*node_ips.primary(), self.kubelet_port);
         let options = KubeletOptions {
-            address: SocketAddr::new(*node_ips.primary(), self.kubelet_port),
+            address: kubelet_address,
             tls: member.serving.clone(),
             cgroup_driver: driver,
             credential_providers: None,
@@ -213,6 +217,11 @@ impl Agent {
         let services = Services { runtime: embedded.runtime.clone(), images: embedded.runtime.clone() };
         let kubelet =
             node::start_kubelet(paths, &place, options, services, member.kubelet.clone(), scope).await?;
+        let tunnels = Tunnels {
+            tls: member.node_tls.clone(),
+            kubelet: OwnKubelet { listens: kubelet_address, addresses },
+        };
+        scope.spawn(tunnels.keep(known, scope.clone()));
         progress.done("kubelet", &format!("node {name} at {node_ips}"));
 
         let pod_cidrs = pod_cidrs(&member.kubelet, name, settings.pods, scope).await?;

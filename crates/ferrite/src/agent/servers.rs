@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
 /// A server that does not take a connection in this time is left for the next.
@@ -29,7 +29,7 @@ const CONNECTIONS: usize = 512;
 const MOST: usize = 64;
 
 /// Where a server is: a host and a port.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ServerAddress {
     pub host: String,
     pub port: u16,
@@ -112,6 +112,8 @@ struct State {
 #[derive(Clone)]
 pub struct Servers {
     state: Arc<Mutex<State>>,
+    /// The servers of the list, in no order that means anything.
+    known: watch::Sender<Vec<ServerAddress>>,
     file: PathBuf,
     given: Option<ServerAddress>,
     port: u16,
@@ -128,6 +130,7 @@ impl Servers {
         let list = ServerList::new(given.clone(), kept);
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let servers = Self {
+            known: watch::Sender::new(list.0.clone()),
             state: Arc::new(Mutex::new(State { list, current: CancellationToken::new() })),
             file: file.to_owned(),
             given,
@@ -140,6 +143,11 @@ impl Servers {
     /// Where clients of this node connect. Certificates of servers are good for it.
     pub fn url(&self) -> String {
         format!("https://{}:{}", Ipv4Addr::LOCALHOST, self.port)
+    }
+
+    /// The servers that are known, now and as they change.
+    pub fn known(&self) -> watch::Receiver<Vec<ServerAddress>> {
+        self.known.subscribe()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -243,6 +251,7 @@ impl Servers {
                 state.list = state.list.learn(&told, self.given.as_ref());
                 state.list.0.clone()
             };
+            self.known.send_replace(list.clone());
             let file = self.file.clone();
             let kept = tokio::task::spawn_blocking(move || keep(&file, &list)).await;
             if let Ok(Err(error)) = kept {

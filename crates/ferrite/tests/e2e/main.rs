@@ -44,6 +44,7 @@ mod standalone;
 mod storage;
 mod store;
 mod streams;
+mod tunnel;
 mod volumes;
 #[allow(dead_code, reason = "shared with the attacks")]
 mod world;
