@@ -15,6 +15,7 @@ mod cluster;
 mod component;
 mod control;
 mod control_plane;
+mod control_planes;
 mod data_dir;
 mod dns;
 mod docker;

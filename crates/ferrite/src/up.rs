@@ -1,14 +1,16 @@
 //! `ferrite up`: a cluster on this machine, in the foreground or detached.
 
 use crate::apiserver::BoxError;
-use crate::cli::{DataDir, interrupted};
+use crate::cli::{Cli, DataDir, interrupted};
 use crate::cluster::{Cluster, ClusterOptions};
+use crate::control_planes::{self, ControlPlanes};
 use crate::data_dir::DataDirectory;
 use crate::kubeconfig;
 use crate::machines::Machines;
 use crate::paths::Paths;
 use crate::progress::Progress;
 use crate::status::State;
+use clap::CommandFactory;
 use std::fs::OpenOptions;
 use std::io::{Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -54,6 +56,9 @@ impl Up {
             crate::logging::log_to(&paths.log())?;
         }
         create_private(&paths)?;
+        if let Some(count) = control_planes::count(&paths, self.cluster.control_planes)? {
+            return Box::pin(self.control_planes(&paths, count, &progress)).await;
+        }
         if self.cluster.nodes.is_none() && !Machines::list(&paths).is_empty() {
             // The nodes are still there: the cluster goes on with them.
             self.cluster.nodes = Some(1);
@@ -92,6 +97,54 @@ impl Up {
         cluster.stop().await;
         State::stopped(&paths)?;
         Ok(ExitCode::SUCCESS)
+    }
+}
+
+impl Up {
+    /// The same with a control plane of several machines.
+    async fn control_planes(
+        self,
+        paths: &Paths,
+        count: usize,
+        progress: &Progress,
+    ) -> Result<ExitCode, BoxError> {
+        let arguments = control_planes::server_arguments(&Cli::command(), std::env::args_os())?;
+        let cluster = ControlPlanes::start(paths, &self.cluster, count, arguments, progress).await?;
+        let mut state = State::new(paths, &cluster.url, "");
+        state.insecure_registries = self.cluster.insecure_registry.clone();
+        if !self.no_kubeconfig
+            && let Some(file) = kubeconfig::user_file()
+        {
+            let before =
+                cluster.with_admin(|access| Ok(kubeconfig::install(&file, &paths.cluster, access)?))?;
+            state.remember_kubeconfig(paths, file, before);
+        }
+        state.save(paths)?;
+        let started = tokio::select! {
+            ready = cluster.ready() => {
+                ready?;
+                true
+            }
+            signal = interrupted() => {
+                signal?;
+                false
+            }
+        };
+        if started {
+            for name in &cluster.nodes {
+                progress.done("node", &format!("{name} is Ready"));
+            }
+            progress.line(&next_steps(paths, &state));
+            if self.detached {
+                forget_terminal()?;
+            }
+            interrupted().await?;
+        }
+        tracing::info!("stopping; containers go on");
+        Machines::stop_agents(paths).await?;
+        cluster.stop().await;
+        State::stopped(paths)?;
+        Ok(if started { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 }
 

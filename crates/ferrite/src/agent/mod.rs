@@ -2,7 +2,7 @@
 
 pub mod bootstrap;
 mod network;
-mod servers;
+pub mod servers;
 mod tunnel;
 
 use crate::apiserver::BoxError;
@@ -170,7 +170,8 @@ impl Agent {
         let token = self.token()?;
         let target = Target::parse(server)?;
         let given = ServerAddress { host: target.host, port: target.port };
-        let servers = Servers::start(&paths.data.join("servers.json"), Some(given), scope).await?;
+        let list = paths.data.join("servers.json");
+        let servers = Servers::start(&list, Some(given), scope).await?;
         let joining = Joining {
             server,
             url: &servers.url(),
@@ -182,7 +183,7 @@ impl Agent {
         let member = joining.join(scope).await?;
         scope.spawn(servers.clone().probe(member.kubelet.clone()));
         let known = servers.known();
-        scope.spawn(servers.follow(member.proxy.clone(), scope.clone()));
+        scope.spawn(servers.follow(list, member.proxy.clone(), scope.clone()));
         progress.done("joined", &format!("{server} as {name}"));
         let settings = settings(&member.kubelet).await;
         let node_ips = node_ips(addresses, settings.pods)?;
