@@ -14,6 +14,7 @@ mod clients;
 mod components;
 mod configuration;
 mod containerd;
+mod control_planes;
 mod credentials;
 mod csi;
 mod custom;

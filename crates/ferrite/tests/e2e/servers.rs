@@ -215,10 +215,10 @@ pub fn block_on<T>(task: impl Future<Output = T>) -> T {
 }
 
 /// Clients of all servers that go on with the next one when one fails.
-struct Clients {
-    config: PathBuf,
-    urls: Vec<String>,
-    netns: Netns,
+pub struct Clients {
+    pub config: PathBuf,
+    pub urls: Vec<String>,
+    pub netns: Netns,
 }
 
 impl Clients {
@@ -238,7 +238,7 @@ impl Clients {
 }
 
 /// Creates ConfigMaps one after the other, each until a server acknowledges it.
-struct Writer {
+pub struct Writer {
     stop: Arc<AtomicBool>,
     /// Names that were acknowledged.
     acknowledged: Arc<Mutex<Vec<String>>>,
@@ -248,7 +248,7 @@ struct Writer {
 }
 
 impl Writer {
-    fn start(clients: &Arc<Clients>) -> Self {
+    pub fn start(clients: &Arc<Clients>) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let acknowledged = Arc::new(Mutex::new(Vec::new()));
         let failed = Arc::new(AtomicUsize::new(0));
@@ -296,14 +296,14 @@ impl Writer {
     }
 
     /// Waits until `count` more writes were acknowledged.
-    fn more(&self, count: usize) {
+    pub fn more(&self, count: usize) {
         let before = self.acknowledged.lock().unwrap().len();
         eventually("writes go on", || {
             (self.acknowledged.lock().unwrap().len() >= before + count).then_some(())
         });
     }
 
-    fn end(self) -> (Vec<String>, usize) {
+    pub fn end(self) -> (Vec<String>, usize) {
         self.stop.store(true, Ordering::SeqCst);
         self.thread.join().unwrap();
         (self.acknowledged.lock().unwrap().clone(), self.failed.load(Ordering::SeqCst))
@@ -311,15 +311,15 @@ impl Writer {
 }
 
 /// Watches the writer's ConfigMaps and goes on at another server from the version it saw last.
-struct Watcher {
+pub struct Watcher {
     stop: Arc<AtomicBool>,
     /// Names in the order in which they were added, and how often a watch was begun.
-    seen: Arc<Mutex<(Vec<String>, usize)>>,
+    pub seen: Arc<Mutex<(Vec<String>, usize)>>,
     thread: JoinHandle<()>,
 }
 
 impl Watcher {
-    fn start(clients: &Arc<Clients>) -> Self {
+    pub fn start(clients: &Arc<Clients>) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let seen = Arc::new(Mutex::new((Vec::new(), 0)));
         let task = {
@@ -366,7 +366,7 @@ impl Watcher {
     }
 
     /// Waits until it has seen all of them; returns them and how often a watch was begun.
-    fn end(self, count: usize) -> (Vec<String>, usize) {
+    pub fn end(self, count: usize) -> (Vec<String>, usize) {
         eventually("the watch sees all", || (self.seen.lock().unwrap().0.len() >= count).then_some(()));
         self.stop.store(true, Ordering::SeqCst);
         // The stream ends by its read timeout at the latest.
