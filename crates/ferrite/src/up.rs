@@ -148,9 +148,12 @@ impl Up {
     }
 }
 
+/// The words that a cluster is ready with.
+const IS_UP: &str = "The cluster is up.";
+
 /// The next commands to type, exactly.
 fn next_steps(paths: &Paths, state: &State) -> String {
-    let mut text = String::from("\nThe cluster is up. Try:\n\n");
+    let mut text = format!("\n{IS_UP} Try:\n\n");
     if state.kubeconfig.is_none() {
         text.push_str(&format!("  export KUBECONFIG={}\n", quoted(&paths.admin_kubeconfig())));
     }
@@ -217,6 +220,7 @@ fn detach(paths: &Paths) -> Result<ExitCode, BoxError> {
     let mut child = command.spawn()?;
     let mut said = child.stdout.take().ok_or("the background process has no output")?;
     let mut buffer = [0; 4096];
+    let mut printed = Vec::new();
     let mut out = std::io::stdout();
     // The child closes its output once it is ready, or by ending.
     loop {
@@ -226,11 +230,15 @@ fn detach(paths: &Paths) -> Result<ExitCode, BoxError> {
         }
         out.write_all(&buffer[..read])?;
         out.flush()?;
+        printed.extend_from_slice(&buffer[..read]);
     }
-    match child.try_wait()? {
-        None => Ok(ExitCode::SUCCESS),
-        Some(status) if status.success() => Ok(ExitCode::SUCCESS),
-        Some(_) => {
+    if String::from_utf8_lossy(&printed).contains(IS_UP) {
+        return Ok(ExitCode::SUCCESS);
+    }
+    // Without these words it is about to end, if it has not ended yet.
+    match child.wait()? {
+        status if status.success() => Ok(ExitCode::SUCCESS),
+        _ => {
             let text = std::fs::read_to_string(paths.log()).unwrap_or_default();
             let last = text.lines().last().unwrap_or("it said nothing");
             Err(format!("the cluster did not start: {last} (more in {})", paths.log().display()).into())

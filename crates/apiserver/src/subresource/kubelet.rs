@@ -325,6 +325,7 @@ pub(super) fn endpoint(server: &ApiServer, name: &str) -> Result<(IpAddr, u16), 
         .pointer("/status/daemonEndpoints/kubeletEndpoint/Port")
         .and_then(Value::as_u64)
         .and_then(|p| u16::try_from(p).ok())
+        .filter(|port| *port != 0)
         .unwrap_or(10250);
     Ok((address, port))
 }

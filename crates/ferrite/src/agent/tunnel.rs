@@ -227,6 +227,8 @@ fn http2_server(scope: &Scope) -> http2::Builder<InScope> {
     builder
         .timer(TokioTimer::new())
         .max_concurrent_streams(STREAMS)
+        // Clients of the server may all leave at once; that is no attack, and must not end the tunnel.
+        .max_pending_accept_reset_streams(Some(STREAMS as usize))
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
         .max_send_buf_size(SEND_BUFFER)
