@@ -134,3 +134,42 @@ fn servers_reach_kubelets_behind_a_wall() {
     let _agent = worker.agent(&[]);
     assert_reaches_kubelet(&fleet, 1, "web");
 }
+
+#[test]
+fn streams_outlive_the_certificate_of_their_tunnel() {
+    let mut fleet = Fleet::new(1);
+    fleet.start(0, &["--cluster-signing-duration", "30s"]);
+    let worker = Worker::new(&fleet);
+    build_wall(&worker);
+    let url = format!("https://{}:6443", fleet.machines[0].address);
+    let output = fleet.command(0, &["token", "create"]).output().unwrap();
+    let token = String::from_utf8(output.stdout).unwrap().trim().to_owned();
+    let _agent = worker.agent(&["--server", &url, "--token", &token]);
+    eventually("the node is registered", || {
+        fleet.kubectl(0, &["get", "nodes", "-o", "name"]).contains("node/worker").then_some(())
+    });
+    wait_ready(&fleet, 0, "node", "worker");
+    create_pod(&fleet, 0, "web");
+    wait_ready(&fleet, 0, "pod", "web");
+    let mut command = kubectl_at(&fleet, 0, &["exec", "-i", "web", "--", "/ferrite", "tools", "cat"]);
+    let mut cat = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut input = cat.stdin.take().unwrap();
+    let mut output = BufReader::new(cat.stdout.take().unwrap());
+    let mut say = |line: &str| {
+        writeln!(input, "{line}").unwrap();
+        let mut heard = String::new();
+        output.read_line(&mut heard).unwrap();
+        assert_eq!(heard.trim(), line);
+    };
+    say("first");
+    let opened = || worker.log().matches("a tunnel to an API server is open").count();
+    let before = opened();
+    eventually("a tunnel with another certificate is open", || (opened() > before).then_some(()));
+    say("second");
+    eventually("one more is open", || (opened() > before + 1).then_some(()));
+    say("third");
+    assert_eq!(echo(&fleet, 0, "web").trim(), "here");
+    assert!(!worker.log().contains("no tunnel to an API server"), "none was lost meanwhile");
+    let _ = cat.kill();
+    let _ = cat.wait();
+}
