@@ -9,7 +9,6 @@ use crate::kube_controller_manager::KubeControllerManager;
 use crate::kube_proxy::KubeProxy;
 use crate::kube_scheduler::KubeScheduler;
 use crate::machines::command::NodeCommand;
-use crate::machines::control_plane::ControlPlane;
 use crate::network_cmd::NetworkCommand;
 use crate::paths::{DEFAULT_DATA, Paths};
 use crate::runtime::RuntimeAlone;
@@ -109,9 +108,6 @@ enum Command {
     Token(TokenCommand),
     /// List, add, stop, start, pause, partition and delete nodes on this machine.
     Node(NodeCommand),
-    /// Run a server and an etcd member on a machine of `up --control-planes`.
-    #[command(hide = true)]
-    ControlPlane(ControlPlane),
     /// Run the service proxy alone, for any cluster, with upstream's flags and configuration file.
     KubeProxy(Box<KubeProxy>),
     /// Run the kubelet alone, against any API server and container runtime, with upstream's flags and configuration file.
@@ -160,7 +156,6 @@ impl Cli {
             Command::Agent(agent) => block_on(agent.run()),
             Command::Token(token) => block_on(token.run()),
             Command::Node(node) => block_on(node.run()),
-            Command::ControlPlane(control_plane) => block_on(control_plane.run()),
             Command::KubeProxy(proxy) => block_on(proxy.run()),
             Command::Docker { arguments } => {
                 // Reached with our own options before the name; the usual way is in `main`.

@@ -180,6 +180,7 @@ impl ControlPlanes {
         let machines = Machines::open(paths).await?;
         let members = members(&machines, paths, count, &segment)?;
         let (keys, authority) = (pki.shared_keys()?, EtcdAuthority::open(paths)?);
+        let names: Vec<&str> = members.iter().map(|machine| machine.name.as_str()).collect();
         let listed: Vec<EtcdMember> = members.iter().map(member_of).collect();
         for machine in members.iter().filter(|machine| !machine.off) {
             let config = ControlPlaneConfig {
@@ -214,7 +215,7 @@ impl ControlPlanes {
         let admin = client(&url, &access, &Credential::Certificate(admin)).await?;
         wait_for_server(&admin, paths, &members).await?;
         scope.spawn(servers.probe(admin.clone()));
-        progress.done("control plane", &format!("{count} servers and etcd members behind {url}"));
+        progress.done("control plane", &format!("{url}, behind it {}", names.join(", ")));
         let nodes = start_nodes(&machines, options, &segment, &pki, &admin).await?;
         Ok(Self { url, nodes, pki, admin, scope })
     }

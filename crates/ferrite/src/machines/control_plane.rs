@@ -5,7 +5,7 @@
 
 use super::{read, write, write_private};
 use crate::apiserver::BoxError;
-use crate::cli::{DataDir, interrupted};
+use crate::cli::interrupted;
 use crate::paths::Paths;
 use crate::status::State;
 use ferrite_client::Backoff;
@@ -14,6 +14,7 @@ use futures_util::StreamExt;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
+use std::ffi::{OsStr, OsString};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{ExitCode, Stdio};
@@ -176,57 +177,57 @@ impl ControlPlaneConfig {
     }
 }
 
+/// The name under which the binary is started as a supervisor (`argv[0]`). Its argument is the machine's directory.
+pub const NAME: &str = "ferrite-control-plane";
+
 /// The supervisor's process.
-#[derive(Debug, clap::Args)]
-pub struct ControlPlane {
-    #[command(flatten)]
-    data: DataDir,
+pub fn main(arguments: &[OsString]) -> Result<ExitCode, BoxError> {
+    let [_, data] = arguments else { return Err("the directory of the machine is missing".into()) };
+    crate::logging::start(2);
+    crate::cli::block_on(supervise(Paths::new(Path::new(data))))
 }
 
-impl ControlPlane {
-    /// Keeps the etcd member and the server running until a signal, and ends them in order.
-    pub async fn run(self) -> Result<ExitCode, BoxError> {
-        let paths = self.data.paths();
-        State::refuse_if_running(&paths)?;
-        crate::logging::log_to(&paths.log())?;
-        let config: ControlPlaneConfig = read(&file(&paths))
-            .ok_or_else(|| format!("{} does not describe a control plane", file(&paths).display()))?;
-        let url = format!("https://{}", SocketAddr::new(config.member.address, config.port));
-        State::new(&paths, &url, &config.member.name).save(&paths)?;
-        let ferrite = std::env::current_exe()?;
-        let (etcd, server) = (CancellationToken::new(), CancellationToken::new());
-        let programs = [
-            Program {
-                name: "etcd",
-                path: config.etcd.clone(),
-                arguments: config.etcd_arguments(&paths),
-                directory: paths.data.clone(),
-                ends: ETCD_ENDS,
-            },
-            Program {
-                name: "server",
-                path: ferrite,
-                arguments: config.server_arguments(&paths),
-                directory: config.working_directory.clone(),
-                ends: SERVER_ENDS,
-            },
-        ];
-        let [etcd_program, server_program] = programs;
-        let ended = async {
-            let signal = interrupted().await;
-            server.cancel();
-            signal
-        };
-        let served = async {
-            server_program.keep(&server).await;
-            // The server takes its leave through etcd.
-            etcd.cancel();
-        };
-        let (signal, (), ()) = tokio::join!(ended, served, etcd_program.keep(&etcd));
-        signal?;
-        State::stopped(&paths)?;
-        Ok(ExitCode::SUCCESS)
-    }
+/// Keeps the etcd member and the server running until a signal, and ends them in order.
+async fn supervise(paths: Paths) -> Result<ExitCode, BoxError> {
+    State::refuse_if_running(&paths)?;
+    crate::logging::log_to(&paths.log())?;
+    let config: ControlPlaneConfig = read(&file(&paths))
+        .ok_or_else(|| format!("{} does not describe a control plane", file(&paths).display()))?;
+    let url = format!("https://{}", SocketAddr::new(config.member.address, config.port));
+    State::new(&paths, &url, &config.member.name).save(&paths)?;
+    let ferrite = std::env::current_exe()?;
+    let (etcd, server) = (CancellationToken::new(), CancellationToken::new());
+    let programs = [
+        Program {
+            name: "etcd",
+            path: config.etcd.clone(),
+            arguments: config.etcd_arguments(&paths),
+            directory: paths.data.clone(),
+            ends: ETCD_ENDS,
+        },
+        Program {
+            name: "server",
+            path: ferrite,
+            arguments: config.server_arguments(&paths),
+            directory: config.working_directory.clone(),
+            ends: SERVER_ENDS,
+        },
+    ];
+    let [etcd_program, server_program] = programs;
+    let ended = async {
+        let signal = interrupted().await;
+        server.cancel();
+        signal
+    };
+    let served = async {
+        server_program.keep(&server).await;
+        // The server takes its leave through etcd.
+        etcd.cancel();
+    };
+    let (signal, (), ()) = tokio::join!(ended, served, etcd_program.keep(&etcd));
+    signal?;
+    State::stopped(&paths)?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// A program of the machine.
@@ -322,7 +323,7 @@ async fn log_lines(program: &'static str, source: Option<impl AsyncRead + Unpin>
 }
 
 /// The etcd program of this machine.
-pub fn find_etcd(path: Option<&std::ffi::OsStr>) -> Result<PathBuf, NoEtcd> {
+pub fn find_etcd(path: Option<&OsStr>) -> Result<PathBuf, NoEtcd> {
     let is_program = |file: &PathBuf| {
         use std::os::unix::fs::PermissionsExt;
         file.metadata().is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)

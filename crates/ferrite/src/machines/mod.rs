@@ -22,6 +22,7 @@ use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -455,7 +456,7 @@ impl Machines {
 fn start_supervisor(holder: i32, paths: &Paths) -> Result<(), BoxError> {
     let log = OpenOptions::new().create(true).append(true).mode(0o600).open(paths.log())?;
     let mut command = Command::new(std::env::current_exe()?);
-    command.args(["control-plane", "-v", "2", "--data-dir"]).arg(&paths.data);
+    command.arg0(control_plane::NAME).arg(&paths.data);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
     holder::enter(&mut command, holder)?;
     // It may outlive this process; if it does not, the runtime reaps it.
