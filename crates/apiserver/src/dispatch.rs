@@ -8,6 +8,7 @@ use crate::http::Response;
 use crate::negotiate::{self, Format, Representation, Shape};
 use crate::request::{self, Route, Target, Verb};
 use crate::server::ApiServer;
+use crate::tunnel;
 use crate::verbs;
 use ferrite_api::Status;
 use ferrite_api::resource::{Connect, Resource};
@@ -55,6 +56,9 @@ pub(crate) async fn handle(
         };
         if is_known && !route.takes(&parts.method, verb, false) {
             return Err(not_allowed());
+        }
+        if route == Route::Tunnel {
+            return tunnel::accept(&server, parts, &user).map_err(plain);
         }
         let answer = documents::answer(&server, &route, &parts, &query, &accept).await;
         return answer.map_err(|s| (s, for_errors));

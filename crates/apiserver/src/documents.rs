@@ -121,7 +121,9 @@ pub(crate) async fn answer(
                 http::answer(200, "application/jwk-set+json", t.keys().to_string())
             }))
         }
-        Route::Profile(_) | Route::Unknown | Route::Incomplete | Route::Resource(_) => Ok(page_not_found()),
+        Route::Profile(_) | Route::Tunnel | Route::Unknown | Route::Incomplete | Route::Resource(_) => {
+            Ok(page_not_found())
+        }
     }
 }
 

@@ -44,6 +44,7 @@ mod reviews;
 mod serve;
 mod server;
 mod subresource;
+pub mod tunnel;
 mod verbs;
 mod version;
 mod watching;

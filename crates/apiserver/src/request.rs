@@ -23,6 +23,8 @@ pub(crate) enum Route {
     Profile(String),
     /// `/debug/steps`
     Steps,
+    /// The path at which agents open tunnels.
+    Tunnel,
     /// `/debug/api_priority_and_fairness/<dump>`
     FlowControl(String),
     /// `/api`
@@ -62,7 +64,8 @@ impl Route {
             | Self::CoreVersions
             | Self::Resources { .. }
             | Self::OpenIdConfiguration
-            | Self::JsonWebKeys => method == Method::GET,
+            | Self::JsonWebKeys
+            | Self::Tunnel => method == Method::GET,
             Self::Resource(target) if target.subresource.as_deref() == Some("proxy") => true,
             Self::Resource(target) => {
                 let (named, everywhere) =
@@ -145,6 +148,8 @@ pub(crate) fn route(path: &str) -> Route {
         ["flagz"] => Route::Page(Page::Flagz),
         ["debug", "api_priority_and_fairness", dump] => Route::FlowControl((*dump).to_owned()),
         ["debug", "steps"] => Route::Steps,
+        // `tunnel::PATH`
+        ["ferrite", "v1", "tunnel"] => Route::Tunnel,
         ["debug", "pprof"] => Route::Profile(String::new()),
         ["debug", "pprof", profile] => Route::Profile((*profile).to_owned()),
         ["healthz", check @ ..] => health(Health::Healthz, check),

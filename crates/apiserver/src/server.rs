@@ -19,6 +19,7 @@ use crate::metrics::Metrics;
 use crate::negotiate::Representation;
 use crate::outbound::Outbound;
 use crate::registry::{Registry, ResourceMap, ServiceAllocator};
+use crate::tunnel::Tunnels;
 use crate::{bootstrap, encode, identity_lease, openapi, subresource};
 use ::http::{HeaderValue, Request, header};
 use bytes::Bytes;
@@ -279,6 +280,8 @@ pub struct ApiServer {
     tasks: TaskTracker,
     /// Calls to webhooks and other servers.
     pub(crate) outbound: Arc<Outbound>,
+    /// Ways to kubelets that agents have opened.
+    pub(crate) tunnels: Tunnels,
 }
 
 impl ApiServer {
@@ -353,6 +356,7 @@ impl ApiServer {
             abort: CancellationToken::new(),
             tasks: TaskTracker::new(),
             outbound,
+            tunnels: Tunnels::default(),
         });
         bootstrap::run(&server).await?;
         if fresh {

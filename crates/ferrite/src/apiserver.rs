@@ -494,14 +494,7 @@ impl ApiServerHandle {
         &self,
         use_access: impl FnOnce(&Access<'_>) -> Result<T, BoxError>,
     ) -> Result<T, BoxError> {
-        let subject = Subject::client("kubernetes-admin", Some("system:masters"));
-        let admin = self.pki.ensure("admin", &subject, Purpose::Client)?;
-        use_access(&Access {
-            server: &self.url,
-            ca: self.pki.ca(),
-            certificate: &admin.certificate,
-            key: &admin.key,
-        })
+        with_admin(&self.pki, &self.url, use_access)
     }
 
     /// Ends watches and connections, then the store.
@@ -510,6 +503,17 @@ impl ApiServerHandle {
         self.serving.shutdown().await;
         self.storage.stop().await;
     }
+}
+
+/// Gives `use_access` the administrator's way to a server at `url`.
+pub fn with_admin<T>(
+    pki: &ClusterPki,
+    url: &str,
+    use_access: impl FnOnce(&Access<'_>) -> Result<T, BoxError>,
+) -> Result<T, BoxError> {
+    let subject = Subject::client("kubernetes-admin", Some("system:masters"));
+    let admin = pki.ensure("admin", &subject, Purpose::Client)?;
+    use_access(&Access { server: url, ca: pki.ca(), certificate: &admin.certificate, key: &admin.key })
 }
 
 #[cfg(test)]

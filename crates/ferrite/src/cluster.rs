@@ -61,6 +61,11 @@ pub struct ClusterOptions {
     /// join.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=200))]
     pub nodes: Option<u16>,
+    /// Machines of a control plane that survives the loss of some of them: 1, 3 or 5. Each has a server and a member of a
+    /// real etcd (the program `etcd` on the PATH), on the virtual segment of nodes. Nodes are agents then, one without
+    /// --nodes. This process only forwards clients to a server that answers. For trying: all of it is on this machine.
+    #[arg(long, value_name = "N", value_parser = parse_control_planes)]
+    pub control_planes: Option<u8>,
     /// Addresses of nodes on the virtual segment, of the families of pods; 10.243.0.0/24 and fd00:10:243::/112 by
     /// default.
     #[arg(long, value_name = "CIDRS", value_parser = parse_cidrs)]
@@ -98,6 +103,14 @@ pub struct ClusterOptions {
     /// Directory of the credential provider plugins' programs.
     #[arg(long, value_name = "DIR", requires = "image_credential_provider_config")]
     pub image_credential_provider_bin_dir: Option<PathBuf>,
+}
+
+/// Members of an etcd decide by majority.
+fn parse_control_planes(text: &str) -> Result<u8, String> {
+    match text.parse() {
+        Ok(count @ (1 | 3 | 5)) => Ok(count),
+        _ => Err("there may be 1, 3 or 5: etcd decides by majority, and an even number survives no more failures than one less".into()),
+    }
 }
 
 /// A running cluster.
@@ -267,20 +280,9 @@ impl Cluster {
 
     /// Waits until all nodes say that they are ready and a pod could be created.
     pub async fn ready(&self) -> Result<(), BoxError> {
-        use k8s_openapi::api::core::v1::ServiceAccount;
         let client = self.api.client("system:kube-controller-manager", &[]);
-        let nodes = ferrite_client::Api::<Node>::all(client.clone());
-        for name in std::iter::once(&self.node_name).chain(&self.others) {
-            self.until(nodes.clone(), name, |node| {
-                let conditions =
-                    node.status.as_ref().and_then(|s| s.conditions.as_deref()).unwrap_or_default();
-                conditions.iter().any(|c| c.type_ == "Ready" && c.status == "True")
-            })
-            .await?;
-        }
-        // Pods run as a service account; its controller makes one in every namespace.
-        let accounts = ferrite_client::Api::<ServiceAccount>::namespaced(client, "default");
-        self.until(accounts, "default", |_| true).await?;
+        let nodes = std::iter::once(&self.node_name).chain(&self.others);
+        wait_for_nodes(&client, nodes, &self.scope).await?;
         if let Some(dns) = &self.dns {
             dns.synced().await;
         }
@@ -291,33 +293,6 @@ impl Cluster {
             tracing::warn!("Services cannot be reached by their addresses yet");
         }
         Ok(())
-    }
-
-    /// Waits until the object of that name is as `accept` wants it.
-    async fn until<K>(
-        &self,
-        api: ferrite_client::Api<K>,
-        name: &str,
-        accept: impl Fn(&K) -> bool + Send + Sync + 'static,
-    ) -> Result<(), BoxError>
-    where
-        K: ferrite_client::Object,
-    {
-        use ferrite_client::{Change, Informer, ListSelector};
-        let scope = self.scope.child();
-        let selector = ListSelector::fields(format!("metadata.name={name}"));
-        let informer = Informer::<K>::start(api, selector, &scope);
-        let (found, mut seen) = tokio::sync::mpsc::channel(1);
-        informer.subscribe(move |change| {
-            let (Change::Added(object) | Change::Updated { new: object, .. }) = change else { return };
-            if accept(object) {
-                // One message is enough; later ones find the channel full or closed.
-                let _ = found.try_send(());
-            }
-        });
-        let told = seen.recv().await;
-        scope.shutdown().await;
-        told.ok_or_else(|| format!("{name} never came to be").into())
     }
 
     /// Opens the control socket for other `ferrite` commands. They serve our own images only.
@@ -344,6 +319,53 @@ impl Cluster {
         }
         self.api.stop().await;
     }
+}
+
+/// Waits until these nodes say that they are ready and a pod could be created.
+pub async fn wait_for_nodes(
+    client: &kube::Client,
+    names: impl Iterator<Item = &String>,
+    scope: &Scope,
+) -> Result<(), BoxError> {
+    use k8s_openapi::api::core::v1::ServiceAccount;
+    let nodes = ferrite_client::Api::<Node>::all(client.clone());
+    for name in names {
+        wait_until(nodes.clone(), name, scope, |node| {
+            let conditions = node.status.as_ref().and_then(|s| s.conditions.as_deref()).unwrap_or_default();
+            conditions.iter().any(|c| c.type_ == "Ready" && c.status == "True")
+        })
+        .await?;
+    }
+    // Pods run as a service account; its controller makes one in every namespace.
+    let accounts = ferrite_client::Api::<ServiceAccount>::namespaced(client.clone(), "default");
+    wait_until(accounts, "default", scope, |_| true).await
+}
+
+/// Waits until the object of that name is as `accept` wants it.
+async fn wait_until<K>(
+    api: ferrite_client::Api<K>,
+    name: &str,
+    scope: &Scope,
+    accept: impl Fn(&K) -> bool + Send + Sync + 'static,
+) -> Result<(), BoxError>
+where
+    K: ferrite_client::Object,
+{
+    use ferrite_client::{Change, Informer, ListSelector};
+    let scope = scope.child();
+    let selector = ListSelector::fields(format!("metadata.name={name}"));
+    let informer = Informer::<K>::start(api, selector, &scope);
+    let (found, mut seen) = tokio::sync::mpsc::channel(1);
+    informer.subscribe(move |change| {
+        let (Change::Added(object) | Change::Updated { new: object, .. }) = change else { return };
+        if accept(object) {
+            // One message is enough; later ones find the channel full or closed.
+            let _ = found.try_send(());
+        }
+    });
+    let told = seen.recv().await;
+    scope.shutdown().await;
+    told.ok_or_else(|| format!("{name} never came to be").into())
 }
 
 /// The length of the prefix of a node's range, as upstream's defaults are.
@@ -395,7 +417,7 @@ pub fn with_node_restriction(server: &ServerOptions) -> ServerOptions {
 }
 
 /// The segment of nodes, whose addresses are nobody else's.
-async fn open_segment(
+pub async fn open_segment(
     paths: &Paths,
     options: &ClusterOptions,
     services: Option<Cidrs>,
@@ -517,14 +539,14 @@ async fn start_others(
     machines.remember(&common)?;
     let wanted = usize::from(options.nodes.unwrap_or(1)).saturating_sub(1);
     machines
-        .start_all(node_name, wanted, segment, || async {
+        .start_all(node_name, 2.., wanted, segment, || async {
             JoinToken::create(&admin, api.pki.ca(), Some(TOKEN_LIFETIME), "node of this machine").await
         })
         .await
 }
 
 /// The tokens of nodes on this machine are used at once.
-const TOKEN_LIFETIME: Duration = Duration::from_secs(3600);
+pub const TOKEN_LIFETIME: Duration = Duration::from_secs(3600);
 
 /// Routes to the pods of other nodes, which are on the same segment.
 async fn start_routes(

@@ -39,6 +39,9 @@ const DATA_NAMES: &[&str] = &[
     "servers.json",
     "servers.tmp",
     "ferrite.log",
+    "etcd",
+    "control-plane.json",
+    "control-plane.tmp",
     "run",
     "config",
 ];

@@ -67,6 +67,16 @@ impl Image {
             .into());
         }
         let mut client = Client::connect(&paths).await?;
+        let mut first = None;
+        if client.is_none() && !Machines::control_planes(&paths).is_empty() {
+            // No node is in the cluster's own process: any other is as good as the first.
+            let (name, node) =
+                other_nodes(&paths, None).await?.into_iter().next().ok_or(
+                    "no node of this cluster runs: start one with `ferrite up` or `ferrite node start`",
+                )?;
+            (first, client) = (Some(name), Some(node));
+        }
+        let first = first.as_deref();
         let _claimed = match client {
             Some(_) => None,
             None => Some(DataDirectory::claim(&paths)?),
@@ -77,7 +87,7 @@ impl Image {
                     for name in import(&paths, client.as_mut(), archive).await? {
                         println!("{name}");
                     }
-                    for (node, mut client) in other_nodes(&paths).await? {
+                    for (node, mut client) in other_nodes(&paths, first).await? {
                         let imported = import(&paths, Some(&mut client), archive).await;
                         imported.map_err(|e| format!("node {node}: {e}"))?;
                     }
@@ -86,7 +96,7 @@ impl Image {
             Command::Pull { name, insecure_registry } => {
                 let request = PullRequest { name, insecure: insecure_registry };
                 println!("{}", pull(&paths, client.as_mut(), request.clone()).await?);
-                for (node, mut client) in other_nodes(&paths).await? {
+                for (node, mut client) in other_nodes(&paths, first).await? {
                     if let Err(error) = pull(&paths, Some(&mut client), request.clone()).await {
                         // Nodes on the virtual segment reach registries of this machine only.
                         eprintln!("node {node} does not have the image: {error}");
@@ -103,7 +113,7 @@ impl Image {
             Command::Rm { names } => {
                 for name in names {
                     remove(&paths, client.as_mut(), &name).await?;
-                    for (node, mut client) in other_nodes(&paths).await? {
+                    for (node, mut client) in other_nodes(&paths, first).await? {
                         let removed = remove(&paths, Some(&mut client), &name).await;
                         removed.map_err(|e| format!("node {node}: {e}"))?;
                     }
@@ -115,10 +125,10 @@ impl Image {
     }
 }
 
-/// The other nodes of this machine that run.
-async fn other_nodes(paths: &Paths) -> Result<Vec<(String, Client)>, BoxError> {
+/// The other nodes of this machine that run, but for `first`.
+async fn other_nodes(paths: &Paths, first: Option<&str>) -> Result<Vec<(String, Client)>, BoxError> {
     let mut nodes = Vec::new();
-    for machine in Machines::list(paths) {
+    for machine in Machines::list(paths).into_iter().filter(|machine| Some(machine.name.as_str()) != first) {
         if let Some(client) = Client::connect(&Machines::paths_of(paths, &machine.name)).await? {
             nodes.push((machine.name, client));
         }

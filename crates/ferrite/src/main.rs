@@ -15,6 +15,7 @@ mod cluster;
 mod component;
 mod control;
 mod control_plane;
+mod control_planes;
 mod data_dir;
 mod dns;
 mod docker;
@@ -67,6 +68,9 @@ fn main() -> ExitCode {
     if component::is(&arguments, machines::holder::NAME) {
         return machines::holder::main();
     }
+    if component::is(&arguments, machines::control_plane::NAME) {
+        return ended(machines::control_plane::main(&arguments));
+    }
     if let Some(plugin) = component::cni_plugin(&arguments) {
         return ferrite_network::cni::plugins::main(plugin);
     }
@@ -75,14 +79,14 @@ fn main() -> ExitCode {
     if let Some(code) = docker::run(&arguments) {
         return code;
     }
-    let cli = cli::Cli::parse_from(arguments);
-    match cli.run() {
-        Ok(code) => code,
-        Err(error) => {
-            eprintln!("ferrite: {}", chain(&*error));
-            ExitCode::FAILURE
-        }
-    }
+    ended(cli::Cli::parse_from(arguments).run())
+}
+
+fn ended(result: Result<ExitCode, apiserver::BoxError>) -> ExitCode {
+    result.unwrap_or_else(|error| {
+        eprintln!("ferrite: {}", chain(&*error));
+        ExitCode::FAILURE
+    })
 }
 
 /// An error with everything that led to it, in one line.

@@ -46,6 +46,9 @@ pub struct AgentSettings {
     /// Serve no cluster DNS: pods resolve names as their node does.
     #[arg(long)]
     no_dns: bool,
+    /// A node that is silent for longer is taken for lost.
+    #[arg(long, default_value = "50s", value_name = "DURATION")]
+    node_monitor_grace_period: GoDuration,
     /// Parts to do without.
     #[arg(long, value_enum, value_delimiter = ',', value_name = "PARTS")]
     disable: Vec<Part>,
@@ -144,6 +147,7 @@ impl AgentSettings {
         let pods = self.cluster_cidr.iter().map(|range| range_of(*range));
         let cidrs = NodeCidrs::new(ranges_with_masks(self.cluster_cidr))?;
         config.signing_duration = self.cluster_signing_duration.0;
+        config.node_monitor_grace = self.node_monitor_grace_period.0;
         config.node_cidrs = Some(cidrs.without(services.clone()));
         config.node_certificates = Some(NodeCertificates {
             users: vec![PROXY_USER.into(), DNS_USER.into()],

@@ -1,6 +1,7 @@
 //! The state of a cluster on this machine: its process and its start options.
 
 use crate::apiserver::BoxError;
+use crate::machines::{Machines, Role};
 use crate::paths::Paths;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -158,13 +159,15 @@ pub fn show(paths: &Paths) -> Result<ExitCode, BoxError> {
         Some(pid) => {
             println!("running   process {pid}");
             println!("API       {}", state.url);
-            println!("node      {}", state.node);
-            for machine in crate::machines::Machines::list(paths) {
-                println!(
-                    "node      {} ({})",
-                    machine.name,
-                    crate::machines::Machines::condition(paths, &machine)
-                );
+            if !state.node.is_empty() {
+                println!("node      {}", state.node);
+            }
+            for machine in Machines::list(paths) {
+                let what = match machine.role {
+                    Role::Node => "node",
+                    Role::ControlPlane => "server",
+                };
+                println!("{what:<9} {} ({})", machine.name, Machines::condition(paths, &machine));
             }
         }
         None => println!("stopped   its containers go on; `ferrite up` takes them up again"),

@@ -1,14 +1,16 @@
 //! `ferrite up`: a cluster on this machine, in the foreground or detached.
 
 use crate::apiserver::BoxError;
-use crate::cli::{DataDir, interrupted};
+use crate::cli::{Cli, DataDir, interrupted};
 use crate::cluster::{Cluster, ClusterOptions};
+use crate::control_planes::{self, ControlPlanes};
 use crate::data_dir::DataDirectory;
 use crate::kubeconfig;
 use crate::machines::Machines;
 use crate::paths::Paths;
 use crate::progress::Progress;
 use crate::status::State;
+use clap::CommandFactory;
 use std::fs::OpenOptions;
 use std::io::{Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -54,6 +56,9 @@ impl Up {
             crate::logging::log_to(&paths.log())?;
         }
         create_private(&paths)?;
+        if let Some(count) = control_planes::count(&paths, self.cluster.control_planes)? {
+            return Box::pin(self.control_planes(&paths, count, &progress)).await;
+        }
         if self.cluster.nodes.is_none() && !Machines::list(&paths).is_empty() {
             // The nodes are still there: the cluster goes on with them.
             self.cluster.nodes = Some(1);
@@ -95,9 +100,60 @@ impl Up {
     }
 }
 
+impl Up {
+    /// The same with a control plane of several machines.
+    async fn control_planes(
+        self,
+        paths: &Paths,
+        count: usize,
+        progress: &Progress,
+    ) -> Result<ExitCode, BoxError> {
+        let arguments = control_planes::server_arguments(&Cli::command(), std::env::args_os())?;
+        let cluster = ControlPlanes::start(paths, &self.cluster, count, arguments, progress).await?;
+        let mut state = State::new(paths, &cluster.url, "");
+        state.insecure_registries = self.cluster.insecure_registry.clone();
+        if !self.no_kubeconfig
+            && let Some(file) = kubeconfig::user_file()
+        {
+            let before =
+                cluster.with_admin(|access| Ok(kubeconfig::install(&file, &paths.cluster, access)?))?;
+            state.remember_kubeconfig(paths, file, before);
+        }
+        state.save(paths)?;
+        let started = tokio::select! {
+            ready = cluster.ready() => {
+                ready?;
+                true
+            }
+            signal = interrupted() => {
+                signal?;
+                false
+            }
+        };
+        if started {
+            for name in &cluster.nodes {
+                progress.done("node", &format!("{name} is Ready"));
+            }
+            progress.line(&next_steps(paths, &state));
+            if self.detached {
+                forget_terminal()?;
+            }
+            interrupted().await?;
+        }
+        tracing::info!("stopping; containers go on");
+        Machines::stop_agents(paths).await?;
+        cluster.stop().await;
+        State::stopped(paths)?;
+        Ok(if started { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+}
+
+/// The words that a cluster is ready with.
+const IS_UP: &str = "The cluster is up.";
+
 /// The next commands to type, exactly.
 fn next_steps(paths: &Paths, state: &State) -> String {
-    let mut text = String::from("\nThe cluster is up. Try:\n\n");
+    let mut text = format!("\n{IS_UP} Try:\n\n");
     if state.kubeconfig.is_none() {
         text.push_str(&format!("  export KUBECONFIG={}\n", quoted(&paths.admin_kubeconfig())));
     }
@@ -164,6 +220,7 @@ fn detach(paths: &Paths) -> Result<ExitCode, BoxError> {
     let mut child = command.spawn()?;
     let mut said = child.stdout.take().ok_or("the background process has no output")?;
     let mut buffer = [0; 4096];
+    let mut printed = Vec::new();
     let mut out = std::io::stdout();
     // The child closes its output once it is ready, or by ending.
     loop {
@@ -173,11 +230,15 @@ fn detach(paths: &Paths) -> Result<ExitCode, BoxError> {
         }
         out.write_all(&buffer[..read])?;
         out.flush()?;
+        printed.extend_from_slice(&buffer[..read]);
     }
-    match child.try_wait()? {
-        None => Ok(ExitCode::SUCCESS),
-        Some(status) if status.success() => Ok(ExitCode::SUCCESS),
-        Some(_) => {
+    if String::from_utf8_lossy(&printed).contains(IS_UP) {
+        return Ok(ExitCode::SUCCESS);
+    }
+    // Without these words it is about to end, if it has not ended yet.
+    match child.wait()? {
+        status if status.success() => Ok(ExitCode::SUCCESS),
+        _ => {
             let text = std::fs::read_to_string(paths.log()).unwrap_or_default();
             let last = text.lines().last().unwrap_or("it said nothing");
             Err(format!("the cluster did not start: {last} (more in {})", paths.log().display()).into())

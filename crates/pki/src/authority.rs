@@ -42,6 +42,8 @@ impl Subject {
 pub enum Purpose {
     Server,
     Client,
+    /// Both: members of an etcd present one certificate in either role.
+    Peer,
 }
 
 /// A certificate authority that can issue.
@@ -99,10 +101,11 @@ impl Authority {
         let mut params = CertificateParams::new(subject.names.clone())?;
         params.distinguished_name = distinguished_name(&subject.common_name, subject.organization.as_deref());
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature, KeyUsagePurpose::KeyEncipherment];
-        params.extended_key_usages = vec![match purpose {
-            Purpose::Server => ExtendedKeyUsagePurpose::ServerAuth,
-            Purpose::Client => ExtendedKeyUsagePurpose::ClientAuth,
-        }];
+        params.extended_key_usages = match purpose {
+            Purpose::Server => vec![ExtendedKeyUsagePurpose::ServerAuth],
+            Purpose::Client => vec![ExtendedKeyUsagePurpose::ClientAuth],
+            Purpose::Peer => vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth],
+        };
         params.use_authority_key_identifier_extension = true;
         set_validity(&mut params, LIFETIME);
         let certificate = params.signed_by(&key, &self.issuer)?.pem();

@@ -106,6 +106,7 @@ impl Remote {
             port: endpoint_port,
             tls: Some(tls),
             server_name: Some(format!("{name}.{namespace}.svc")),
+            kubelet_of: None,
         };
         let sent = dial::send(server, &place, request).await;
         sent.map_err(|source| ReachError::Connect { at: format!("https://{}", place.host()), source })

@@ -2,6 +2,7 @@
 
 use super::{Exchange, Refusal, Wait, times};
 use crate::auth;
+use crate::tunnel::Impersonated;
 use ferrite_api::Status;
 use std::time::Instant;
 
@@ -25,6 +26,7 @@ pub(super) fn before(exchange: &mut Exchange) -> Result<Option<Wait<'_>>, Refusa
             record.impersonates(&user, mode);
         }
         asked.user = Some(user);
+        asked.parts.extensions.insert(Impersonated);
         Ok(())
     })))
 }

@@ -92,6 +92,9 @@ impl RequestKind {
             mutating: !reads,
             long_running: false,
         };
+        if *route == Route::Tunnel {
+            (kind.verb, kind.long_running) = ("CONNECT", true);
+        }
         let Route::Resource(target) = route else { return kind };
         kind.resource = table.find(&target.group, &target.version, &target.resource).cloned();
         if let (Some(resource), Some(asked)) = (&kind.resource, &target.subresource) {

@@ -11,7 +11,7 @@ use http_body::Body;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use rustls_pki_types::ServerName;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -27,12 +27,14 @@ pub(crate) struct Place {
     pub tls: Option<Arc<rustls::ClientConfig>>,
     /// The name that the far side's certificate must have; its address if none.
     pub server_name: Option<String>,
+    /// The node whose kubelet is meant. Its agent's tunnel is used if there is one.
+    pub kubelet_of: Option<String>,
 }
 
 impl Place {
     /// The address and the port, as a `Host` header has them.
     pub fn host(&self) -> String {
-        std::net::SocketAddr::new(self.address, self.port).to_string()
+        SocketAddr::new(self.address, self.port).to_string()
     }
 }
 
@@ -71,6 +73,23 @@ fn is_to_ourselves(server: &ApiServer, stream: &TcpStream) -> std::io::Result<bo
 trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
 
+/// Connects through the tunnel of the node's agent, or else directly. A tunnel is there where the agent's machine is, and
+/// costs no attempt at an address that may be out of reach.
+async fn connect(server: &ApiServer, place: &Place) -> Result<Box<dyn Stream>, BoxError> {
+    if let Some(node) = &place.kubelet_of
+        && let Some(stream) = server.tunnels.connect(node, SocketAddr::new(place.address, place.port)).await?
+    {
+        return Ok(Box::new(stream));
+    }
+    let tcp = TcpStream::connect((place.address, place.port)).await?;
+    // Nobody speaks to this server as the server.
+    if is_to_ourselves(server, &tcp)? {
+        return Err(NotAllowed.into());
+    }
+    tcp.set_nodelay(true)?;
+    Ok(Box::new(tcp))
+}
+
 /// Sends one request on a connection of its own. The connection ends with the response, or with the stream
 /// that it is upgraded to.
 pub(crate) async fn send<B>(
@@ -87,20 +106,15 @@ where
         if !is_proxyable(place.address) {
             return Err(NotAllowed.into());
         }
-        let tcp = TcpStream::connect((place.address, place.port)).await?;
-        // Nobody speaks to this server as the server.
-        if is_to_ourselves(server, &tcp)? {
-            return Err(NotAllowed.into());
-        }
-        tcp.set_nodelay(true)?;
+        let transport = connect(server, place).await?;
         let stream: Box<dyn Stream> = match &place.tls {
-            None => Box::new(tcp),
+            None => transport,
             Some(tls) => {
                 let name = match &place.server_name {
                     Some(name) => ServerName::try_from(name.clone())?,
                     None => ServerName::IpAddress(place.address.into()),
                 };
-                Box::new(TlsConnector::from(Arc::clone(tls)).connect(name, tcp).await?)
+                Box::new(TlsConnector::from(Arc::clone(tls)).connect(name, transport).await?)
             }
         };
         Ok::<_, BoxError>(http1::handshake(TokioIo::new(stream)).await?)

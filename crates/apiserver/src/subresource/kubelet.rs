@@ -254,7 +254,7 @@ fn check_host(call: &Call, pod: &Value) -> Result<(), Status> {
 }
 
 /// The credentials that the server shows to kubelets.
-pub(super) fn tls(server: &ApiServer) -> Result<Arc<rustls::ClientConfig>, Status> {
+fn tls(server: &ApiServer) -> Result<Arc<rustls::ClientConfig>, Status> {
     let tls = server.certificates().certificates.kubelet_client.clone();
     tls.ok_or_else(|| Status::internal("this server has no certificate for kubelets"))
 }
@@ -269,6 +269,16 @@ async fn send(
     send_to(&call.server, node, request).await
 }
 
+/// The kubelet of a node as the far side of a request.
+pub(super) fn at_kubelet(
+    server: &ApiServer,
+    node: &str,
+    address: IpAddr,
+    port: u16,
+) -> Result<Place, Status> {
+    Ok(Place { address, port, tls: Some(tls(server)?), server_name: None, kubelet_of: Some(node.to_owned()) })
+}
+
 /// Sends a request to the kubelet of a node.
 async fn send_to(
     server: &ApiServer,
@@ -276,7 +286,7 @@ async fn send_to(
     request: Request<Empty<Bytes>>,
 ) -> Result<::http::Response<hyper::body::Incoming>, Status> {
     let (address, port) = endpoint(server, node)?;
-    let place = Place { address, port, tls: Some(tls(server)?), server_name: None };
+    let place = at_kubelet(server, node, address, port)?;
     dial::send(server, &place, request).await.map_err(|e| {
         Status::internal(format!("cannot reach the kubelet of node {node} at {address}:{port}: {e}"))
     })
@@ -315,6 +325,7 @@ pub(super) fn endpoint(server: &ApiServer, name: &str) -> Result<(IpAddr, u16), 
         .pointer("/status/daemonEndpoints/kubeletEndpoint/Port")
         .and_then(Value::as_u64)
         .and_then(|p| u16::try_from(p).ok())
+        .filter(|port| *port != 0)
         .unwrap_or(10250);
     Ok((address, port))
 }

@@ -194,7 +194,7 @@ fn pod(call: &Call) -> Result<Place, Status> {
         "" => first().and_then(|p| u16::try_from(p).ok()).unwrap_or_else(|| name.default_port()),
         given => given.parse().map_err(|_| Status::bad_request(format!("invalid port {given:?}")))?,
     };
-    Ok(Place { address, port, tls: name.tls(), server_name: None })
+    Ok(Place { address, port, tls: name.tls(), server_name: None, kubelet_of: None })
 }
 
 fn node(call: &Call) -> Result<Place, Status> {
@@ -205,9 +205,9 @@ fn node(call: &Call) -> Result<Place, Status> {
         given => given.parse().map_err(|_| Status::bad_request(format!("invalid port {given:?}")))?,
     };
     if port == kubelet_port {
-        return Ok(Place { address, port, tls: Some(kubelet::tls(&call.server)?), server_name: None });
+        return kubelet::at_kubelet(&call.server, name.name, address, port);
     }
-    Ok(Place { address, port, tls: name.tls(), server_name: None })
+    Ok(Place { address, port, tls: name.tls(), server_name: None, kubelet_of: None })
 }
 
 fn service(call: &Call) -> Result<Place, Status> {
@@ -223,7 +223,13 @@ fn service(call: &Call) -> Result<Place, Status> {
     let Some((address, port)) = places.choose(&mut rand::rng()) else {
         return Err(Status::unavailable(format!("no endpoints available for service {:?}", name.name)));
     };
-    Ok(Place { address: checked(Some(address))?, port: *port, tls: name.tls(), server_name: None })
+    Ok(Place {
+        address: checked(Some(address))?,
+        port: *port,
+        tls: name.tls(),
+        server_name: None,
+        kubelet_of: None,
+    })
 }
 
 /// The EndpointSlices of a Service.

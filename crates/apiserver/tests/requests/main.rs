@@ -22,5 +22,6 @@ mod refusing;
 mod servers;
 mod services;
 mod streams;
+mod tunnels;
 mod webhooks;
 mod writing;

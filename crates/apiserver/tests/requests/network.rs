@@ -25,10 +25,10 @@ use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 use tokio_tungstenite::tungstenite::{self, Message};
 
 /// A server on loopback and the administrator's access to it.
-struct Network {
-    world: World,
-    authority: Authority,
-    address: SocketAddr,
+pub struct Network {
+    pub world: World,
+    pub authority: Authority,
+    pub address: SocketAddr,
     tls: rustls::ClientConfig,
     /// The server's side.
     server_tls: ServingTls,
@@ -40,7 +40,7 @@ impl Network {
         Self::serve(World::start_with(serving).await).await
     }
 
-    async fn serve(world: World) -> Self {
+    pub async fn serve(world: World) -> Self {
         let authority = Authority::create("test").expect("an authority");
         let names = vec!["localhost".to_owned()];
         let subject = Subject { common_name: "server".into(), organization: None, names };

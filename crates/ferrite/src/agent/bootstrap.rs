@@ -4,6 +4,7 @@
 //! token. When more than two thirds of a certificate's time are over, the node asks for a new one with the
 //! old one, at the start and while it runs.
 
+use super::tunnel::client_tls;
 use crate::apiserver::BoxError;
 use crate::certificates::{API_CLIENT, KUBELET_CLIENT, KUBELET_SERVING, WantedCertificate, until_rotation};
 use crate::joining::token::JoinToken;
@@ -43,6 +44,8 @@ pub enum JoinError {
 pub struct Member {
     /// Acts as the node.
     pub kubelet: kube::Client,
+    /// The same for connections that are no client's.
+    pub node_tls: watch::Receiver<Arc<rustls::ClientConfig>>,
     /// For the kubelet's own port, now and as it changes.
     pub serving: watch::Receiver<Option<ServerTls>>,
     pub proxy: kube::Client,
@@ -88,7 +91,8 @@ impl Joining<'_> {
             }
         };
         let renewal = Renewal { url: self.url.to_owned(), ca: ca.clone(), pki: Arc::clone(&pki) };
-        let kubelet = renewal.client(wanted, first, None, scope).await?;
+        let (node_tls_changed, node_tls) = watch::channel(client_tls(&renewal.ca, &first)?);
+        let kubelet = renewal.client(wanted, first, None, Some(node_tls_changed), scope).await?;
         let serving = WantedCertificate {
             name: "kubelet",
             subject: Subject {
@@ -114,9 +118,10 @@ impl Joining<'_> {
             find(&dns, &kubelet, &pki, scope),
         )?;
         Ok(Member {
+            node_tls,
             serving: renewal.serving(serving, identities.0, kubelet.clone(), scope)?,
-            proxy: renewal.client(proxy, identities.1, Some(&kubelet), scope).await?,
-            dns: renewal.client(dns, identities.2, Some(&kubelet), scope).await?,
+            proxy: renewal.client(proxy, identities.1, Some(&kubelet), None, scope).await?,
+            dns: renewal.client(dns, identities.2, Some(&kubelet), None, scope).await?,
             kubelet,
         })
     }
@@ -158,12 +163,14 @@ struct Renewal {
 const LEAST_WAIT: Duration = Duration::from_secs(10);
 
 impl Renewal {
-    /// A client that shows the newest certificate. New ones are asked for as `asking`, or as the client itself.
+    /// A client that shows the newest certificate. New ones are asked for as `asking`, or as the client itself, and go to
+    /// `tls`, too.
     async fn client(
         &self,
         wanted: WantedCertificate,
         first: Identity,
         asking: Option<&kube::Client>,
+        tls: Option<watch::Sender<Arc<rustls::ClientConfig>>>,
         scope: &Scope,
     ) -> Result<kube::Client, BoxError> {
         let certificate = first.certificate.clone();
@@ -177,8 +184,11 @@ impl Renewal {
         let asking = asking.unwrap_or(&stable).clone();
         let (url, ca) = (self.url.clone(), self.ca.clone());
         let take = move |identity: Identity| {
-            let (url, ca, swap) = (url.clone(), ca.clone(), swap.clone());
+            let (url, ca, swap, tls) = (url.clone(), ca.clone(), swap.clone(), tls.clone());
             async move {
+                if let Some(tls) = tls {
+                    tls.send_replace(client_tls(&ca, &identity)?);
+                }
                 swap.send_replace(client(&url, &ca, &Credential::Certificate(identity)).await?);
                 Ok::<_, BoxError>(())
             }

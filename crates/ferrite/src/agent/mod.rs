@@ -2,7 +2,8 @@
 
 pub mod bootstrap;
 mod network;
-mod servers;
+pub mod servers;
+mod tunnel;
 
 use crate::apiserver::BoxError;
 use crate::cli::{DataDir, interrupted};
@@ -28,6 +29,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
+use tunnel::{OwnKubelet, Tunnels};
 
 /// The transport of packets to pods of other nodes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -168,7 +170,8 @@ impl Agent {
         let token = self.token()?;
         let target = Target::parse(server)?;
         let given = ServerAddress { host: target.host, port: target.port };
-        let servers = Servers::start(&paths.data.join("servers.json"), Some(given), scope).await?;
+        let list = paths.data.join("servers.json");
+        let servers = Servers::start(&list, Some(given), scope).await?;
         let joining = Joining {
             server,
             url: &servers.url(),
@@ -179,7 +182,8 @@ impl Agent {
         };
         let member = joining.join(scope).await?;
         scope.spawn(servers.clone().probe(member.kubelet.clone()));
-        scope.spawn(servers.follow(member.proxy.clone(), scope.clone()));
+        let known = servers.known();
+        scope.spawn(servers.follow(list, member.proxy.clone(), scope.clone()));
         progress.done("joined", &format!("{server} as {name}"));
         let settings = settings(&member.kubelet).await;
         let node_ips = node_ips(addresses, settings.pods)?;
@@ -204,8 +208,9 @@ impl Agent {
             domain: &settings.domain,
             resolv_conf: &self.resolv_conf,
         };
+        let kubelet_address = SocketAddr::new(*node_ips.primary(), self.kubelet_port);
         let options = KubeletOptions {
-            address: SocketAddr::new(*node_ips.primary(), self.kubelet_port),
+            address: kubelet_address,
             tls: member.serving.clone(),
             cgroup_driver: driver,
             credential_providers: None,
@@ -213,6 +218,11 @@ impl Agent {
         let services = Services { runtime: embedded.runtime.clone(), images: embedded.runtime.clone() };
         let kubelet =
             node::start_kubelet(paths, &place, options, services, member.kubelet.clone(), scope).await?;
+        let tunnels = Tunnels {
+            tls: member.node_tls.clone(),
+            kubelet: OwnKubelet { listens: kubelet_address, addresses },
+        };
+        scope.spawn(tunnels.keep(known, scope.clone()));
         progress.done("kubelet", &format!("node {name} at {node_ips}"));
 
         let pod_cidrs = pod_cidrs(&member.kubelet, name, settings.pods, scope).await?;

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
 /// A server that does not take a connection in this time is left for the next.
@@ -29,7 +29,7 @@ const CONNECTIONS: usize = 512;
 const MOST: usize = 64;
 
 /// Where a server is: a host and a port.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ServerAddress {
     pub host: String,
     pub port: u16,
@@ -112,9 +112,12 @@ struct State {
 #[derive(Clone)]
 pub struct Servers {
     state: Arc<Mutex<State>>,
-    file: PathBuf,
+    /// The servers of the list, in no order that means anything.
+    known: watch::Sender<Vec<ServerAddress>>,
     given: Option<ServerAddress>,
     port: u16,
+    /// Interval between probes of the current server, and the time limit of each.
+    probe: Duration,
 }
 
 impl Servers {
@@ -127,19 +130,48 @@ impl Servers {
         };
         let list = ServerList::new(given.clone(), kept);
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
-        let servers = Self {
-            state: Arc::new(Mutex::new(State { list, current: CancellationToken::new() })),
-            file: file.to_owned(),
-            given,
-            port: listener.local_addr()?.port(),
-        };
+        let port = listener.local_addr()?.port();
+        let servers = Self { given, ..Self::of(list, port, PROBE) };
         scope.spawn(servers.clone().forward(listener, scope.clone()));
         Ok(servers)
+    }
+
+    /// Forwards connections of these listeners to servers that are always the same. `probe` is as for [`Servers::probe`].
+    pub fn in_front_of(
+        servers: Vec<ServerAddress>,
+        listeners: Vec<TcpListener>,
+        probe: Duration,
+        scope: &Scope,
+    ) -> std::io::Result<Self> {
+        let port = match listeners.first() {
+            Some(listener) => listener.local_addr()?.port(),
+            None => 0,
+        };
+        let servers = Self::of(ServerList(servers), port, probe);
+        for listener in listeners {
+            scope.spawn(servers.clone().forward(listener, scope.clone()));
+        }
+        Ok(servers)
+    }
+
+    fn of(list: ServerList, port: u16, probe: Duration) -> Self {
+        Self {
+            known: watch::Sender::new(list.0.clone()),
+            state: Arc::new(Mutex::new(State { list, current: CancellationToken::new() })),
+            given: None,
+            port,
+            probe,
+        }
     }
 
     /// Where clients of this node connect. Certificates of servers are good for it.
     pub fn url(&self) -> String {
         format!("https://{}:{}", Ipv4Addr::LOCALHOST, self.port)
+    }
+
+    /// The servers that are known, now and as they change.
+    pub fn known(&self) -> watch::Receiver<Vec<ServerAddress>> {
+        self.known.subscribe()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -207,13 +239,13 @@ impl Servers {
     /// answers.
     pub async fn probe(self, client: kube::Client) {
         let mut missed = 0;
-        let mut backoff = Backoff::new(PROBE, PROBE, 0.2);
+        let mut backoff = Backoff::new(self.probe, self.probe, 0.2);
         loop {
             tokio::time::sleep(backoff.next_delay()).await;
             let Some(asked) = self.lock().list.0.first().cloned() else { continue };
             let Ok(request) = http::Request::get("/livez").body(Vec::new()) else { return };
             // Any answer is one: a server that is not well says so itself, and others share its store.
-            let answered = match tokio::time::timeout(PROBE, client.request_text(request)).await {
+            let answered = match tokio::time::timeout(self.probe, client.request_text(request)).await {
                 Ok(Ok(_) | Err(kube::Error::Api(_))) => true,
                 Ok(Err(_)) | Err(_) => false,
             };
@@ -225,8 +257,8 @@ impl Servers {
         }
     }
 
-    /// Learns the servers from the endpoints of the `kubernetes` Service, and keeps them for the next start.
-    pub async fn follow(self, client: kube::Client, scope: Scope) {
+    /// Learns the servers from the endpoints of the `kubernetes` Service, and keeps them in `file` for the next start.
+    pub async fn follow(self, file: PathBuf, client: kube::Client, scope: Scope) {
         let selector = ListSelector::fields("metadata.name=kubernetes");
         let slices = Informer::<EndpointSlice>::start(Api::namespaced(client, "default"), selector, &scope);
         let (changed, mut seen) = tokio::sync::mpsc::channel(1);
@@ -243,10 +275,11 @@ impl Servers {
                 state.list = state.list.learn(&told, self.given.as_ref());
                 state.list.0.clone()
             };
-            let file = self.file.clone();
-            let kept = tokio::task::spawn_blocking(move || keep(&file, &list)).await;
+            self.known.send_replace(list.clone());
+            let target = file.clone();
+            let kept = tokio::task::spawn_blocking(move || keep(&target, &list)).await;
             if let Ok(Err(error)) = kept {
-                tracing::warn!(%error, file = %self.file.display(), "cannot keep the list of servers");
+                tracing::warn!(%error, file = %file.display(), "cannot keep the list of servers");
             }
         }
     }

@@ -22,6 +22,9 @@ pub const DNS_USER: &str = "system:ferrite:dns";
 /// The rights of nodes to read NetworkPolicies and the objects that they select.
 const POLICIES_ROLE: &str = "ferrite:node-network-policies";
 
+/// The right of nodes to open tunnels to servers.
+const TUNNEL_ROLE: &str = "ferrite:agent-tunnel";
+
 /// Time limit of a server's first response.
 const DISCOVERY_TIME: Duration = Duration::from_secs(10);
 
@@ -126,6 +129,8 @@ pub async fn publish(
         list_server(client, server),
         ensure(&roles, policies_role()),
         ensure(&bindings, binding(POLICIES_ROLE, POLICIES_ROLE, json!({"kind": "User", "name": PROXY_USER}))),
+        ensure(&roles, tunnel_role()),
+        ensure(&bindings, binding(TUNNEL_ROLE, TUNNEL_ROLE, nodes())),
         ensure(&bindings, binding("ferrite:node-bootstrapper", "system:node-bootstrapper", bootstrappers())),
         ensure(&bindings, binding("ferrite:node-autoapprove-bootstrap", &node_client, bootstrappers())),
         ensure(&bindings, binding("ferrite:node-autoapprove-certificate-rotation", &own_client, nodes())),
@@ -155,6 +160,11 @@ fn policies_role() -> Value {
             {"apiGroups": ["networking.k8s.io"], "resources": ["networkpolicies"], "verbs": read},
         ],
     })
+}
+
+fn tunnel_role() -> Value {
+    let path = ferrite_apiserver::tunnel::PATH;
+    json!({"metadata": {"name": TUNNEL_ROLE}, "rules": [{"nonResourceURLs": [path], "verbs": ["get"]}]})
 }
 
 /// Fails where nodes cannot join.

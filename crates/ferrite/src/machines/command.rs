@@ -1,6 +1,6 @@
 //! `ferrite node`: nodes on this machine, and failures to try.
 
-use super::{MachineError, Machines};
+use super::{MachineError, Machines, Role};
 use crate::apiserver::BoxError;
 use crate::cli::DataDir;
 use crate::joining::client_of;
@@ -11,12 +11,10 @@ use ferrite_client::{Api, is_not_found};
 use ferrite_network::Segment;
 use k8s_openapi::api::core::v1::Node;
 use kube::api::DeleteParams;
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// Nodes on this machine, beside the one of the cluster's own process.
+/// Nodes on this machine, beside the one of the cluster's own process, and the machines of `up --control-planes`.
 #[derive(Debug, Args)]
 pub struct NodeCommand {
     #[command(flatten)]
@@ -32,11 +30,11 @@ enum Command {
     List,
     /// Make another node.
     Add { name: String },
-    /// Switch a node off: its agent and its containers end, as when the power fails.
+    /// Switch a node off: its agent and its containers, or its server and its etcd member, end as when the power fails.
     Stop { name: String },
-    /// Switch a node on, continue its agent, or connect it again.
+    /// Switch a node on, continue its programs, or connect it again.
     Start { name: String },
-    /// Stop the agent of a node where it is; containers go on.
+    /// Stop the agent of a node where it is, or the server and the etcd member; containers go on.
     Pause { name: String },
     /// Cut a node off from all others; everything on it goes on.
     Partition { name: String },
@@ -68,7 +66,7 @@ impl NodeCommand {
                 let (client, ca) = (client_of(&paths).await?, authority(&paths)?);
                 let segment =
                     Segment::find(&paths.segment(), &paths.bridge()).await?.ok_or(MachineError::NoSegment)?;
-                let machine = machines.add(&name, segment.ranges())?;
+                let machine = machines.add(&name, Role::Node, segment.ranges())?;
                 let token =
                     JoinToken::create(&client, &ca, Some(TOKEN_LIFETIME), "node of this machine").await?;
                 machines.start(machine, &segment, Some(&token)).await?;
@@ -86,9 +84,9 @@ impl NodeCommand {
                 println!("node {name} is on");
             }
             Command::Pause { name } => {
-                let agent = machines.agent(&machines.find(&name)?);
-                let agent = agent.ok_or_else(|| format!("the agent of node {name} does not run"))?;
-                kill(Pid::from_raw(agent), Signal::SIGSTOP)?;
+                if !machines.pause(&machines.find(&name)?)? {
+                    return Err(format!("nothing runs on node {name}").into());
+                }
                 println!("node {name} is paused: `ferrite node start {name}` continues it");
             }
             Command::Partition { name } => {
@@ -97,7 +95,11 @@ impl NodeCommand {
                 println!("node {name} is cut off: `ferrite node start {name}` connects it again");
             }
             Command::Delete { name } => {
-                machines.remove(machines.find(&name)?).await?;
+                let machine = machines.find(&name)?;
+                if machine.role == Role::ControlPlane {
+                    return Err(MachineError::ControlPlane(name).into());
+                }
+                machines.remove(machine).await?;
                 if let Ok(client) = client_of(&paths).await {
                     match Api::<Node>::all(client).delete(&name, &DeleteParams::default()).await {
                         Err(error) if !is_not_found(&error) => {
@@ -119,9 +121,9 @@ fn authority(paths: &Paths) -> Result<String, BoxError> {
 }
 
 fn list(paths: &Paths) {
-    println!("{:<32} {:<16} STATE", "NAME", "ADDRESS");
+    println!("{:<32} {:<14} {:<16} STATE", "NAME", "ROLE", "ADDRESS");
     for machine in Machines::list(paths) {
         let state = Machines::condition(paths, &machine);
-        println!("{:<32} {:<16} {state}", machine.name, machine.addresses.to_string());
+        println!("{:<32} {:<14} {:<16} {state}", machine.name, machine.role, machine.addresses.to_string());
     }
 }

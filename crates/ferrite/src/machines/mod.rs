@@ -1,10 +1,12 @@
 //! Nodes on this machine that have networks, mounts, host names, control groups and directories of their own.
 //!
-//! Each is a machine ([`holder`]) on which an ordinary `ferrite agent` runs. A file beside the node's
+//! Each is a machine ([`holder`]) on which an ordinary `ferrite agent` runs, or a machine of the control plane
+//! ([`control_plane`]) with a server and an etcd member. A file beside the machine's
 //! directory describes it. The process that holds the lock may change it: the cluster's process at its
 //! start, or a `ferrite node` command.
 
 pub mod command;
+pub mod control_plane;
 pub mod holder;
 
 use crate::apiserver::BoxError;
@@ -20,6 +22,7 @@ use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -34,7 +37,27 @@ pub struct MachineOptions {
     pub resolv_conf: PathBuf,
 }
 
-/// The record of one node.
+/// The programs that a machine is for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Role {
+    /// An agent.
+    #[default]
+    Node,
+    /// A server and an etcd member.
+    ControlPlane,
+}
+
+impl std::fmt::Display for Role {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(match self {
+            Self::Node => "node",
+            Self::ControlPlane => "control-plane",
+        })
+    }
+}
+
+/// The record of one machine.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Machine {
@@ -51,6 +74,8 @@ pub struct Machine {
     /// Switched off by the user, until they switch it on again.
     #[serde(default)]
     pub off: bool,
+    #[serde(default)]
+    pub role: Role,
 }
 
 impl Machine {
@@ -67,6 +92,8 @@ pub enum Condition {
     Paused,
     /// The machine is on, the agent is not.
     NoAgent,
+    /// The same of a machine of the control plane.
+    NoServer,
     Off,
 }
 
@@ -76,6 +103,7 @@ impl std::fmt::Display for Condition {
             Self::Running => "running",
             Self::Paused => "paused",
             Self::NoAgent => "agent stopped",
+            Self::NoServer => "server stopped",
             Self::Off => "off",
         })
     }
@@ -99,6 +127,10 @@ pub enum MachineError {
     Full,
     #[error("nodes cannot be added to this cluster: start it with `ferrite up --nodes 1`")]
     NoSegment,
+    #[error(
+        "{0} is a machine of the control plane and a member of its etcd: stop it with `ferrite node stop {0}`, or remove the whole cluster with `ferrite down`"
+    )]
+    ControlPlane(String),
 }
 
 /// All nodes of a cluster on this machine but the one of its own process.
@@ -170,8 +202,22 @@ impl Machines {
         read(&self.paths.nodes().join("options.json")).ok_or(MachineError::NoSegment)
     }
 
-    /// A place on the segment for a new node.
-    pub fn add(&self, name: &str, ranges: Cidrs) -> Result<Machine, BoxError> {
+    /// The machines of the control plane; none where the cluster's own process is the control plane.
+    pub fn control_planes(paths: &Paths) -> Vec<Machine> {
+        let mut machines = Self::list(paths);
+        machines.retain(|machine| machine.role == Role::ControlPlane);
+        machines
+    }
+
+    /// The nodes.
+    fn agents(paths: &Paths) -> Vec<Machine> {
+        let mut machines = Self::list(paths);
+        machines.retain(|machine| machine.role == Role::Node);
+        machines
+    }
+
+    /// A place on the segment for a new machine.
+    pub fn add(&self, name: &str, role: Role, ranges: Cidrs) -> Result<Machine, BoxError> {
         check_name(name)?;
         let known = Self::list(&self.paths);
         if known.iter().any(|machine| machine.name == name) {
@@ -182,15 +228,17 @@ impl Machines {
         let place = |range: &Cidr| range.nth(u128::from(index)).filter(|address| *address != range.last());
         let addresses = ranges.try_map(place).ok_or(MachineError::Full)?;
         let machine =
-            Machine { name: name.to_owned(), index, addresses, holder: None, started: 0, off: false };
+            Machine { name: name.to_owned(), index, addresses, holder: None, started: 0, off: false, role };
         self.save(&machine)?;
         Ok(machine)
     }
 
-    /// Starts the existing nodes, and new ones up to `wanted`. Returns those that will be Ready.
+    /// Starts the existing nodes, and new ones up to `wanted`. They have the names of `numbers`: `first` for 1, `first-2` for
+    /// 2. Returns those that will be Ready.
     pub async fn start_all<F>(
         &self,
         first: &str,
+        numbers: std::ops::RangeFrom<usize>,
         wanted: usize,
         segment: &Segment,
         token: impl Fn() -> F,
@@ -198,13 +246,14 @@ impl Machines {
     where
         F: Future<Output = Result<JoinToken, BoxError>>,
     {
-        let mut machines = Self::list(&self.paths);
-        let mut number = 2;
-        while machines.len() < wanted {
-            let name = format!("{first}-{number}");
-            number += 1;
+        let mut machines = Self::agents(&self.paths);
+        for number in numbers {
+            if machines.len() >= wanted {
+                break;
+            }
+            let name = if number == 1 { first.to_owned() } else { format!("{first}-{number}") };
             if machines.iter().all(|machine| machine.name != name) {
-                machines.push(self.add(&name, segment.ranges())?);
+                machines.push(self.add(&name, Role::Node, segment.ranges())?);
             }
         }
         machines.retain(|machine| !machine.off);
@@ -248,9 +297,14 @@ impl Machines {
         let port = self.paths.node_port(machine.index);
         let netns = PathBuf::from(format!("/proc/{holder}/ns/net"));
         segment.attach(&port, &netns, machine.addresses).await?;
-        match State::load(&paths).and_then(|state| state.running()) {
-            Some(agent) => Ok(kill(Pid::from_raw(agent), Signal::SIGCONT)?),
-            None => self.start_agent(&machine, holder, &paths, token),
+        match (State::load(&paths).and_then(|state| state.running()), machine.role) {
+            (Some(supervisor), Role::ControlPlane) => {
+                control_plane::signal_group(supervisor, Signal::SIGCONT);
+                Ok(())
+            }
+            (Some(agent), Role::Node) => Ok(kill(Pid::from_raw(agent), Signal::SIGCONT)?),
+            (None, Role::ControlPlane) => start_supervisor(holder, &paths),
+            (None, Role::Node) => self.start_agent(&machine, holder, &paths, token),
         }
     }
 
@@ -296,18 +350,30 @@ impl Machines {
         Ok(())
     }
 
-    /// Ends the agents of all nodes; machines and containers go on.
+    /// Ends the agents of all nodes, then the servers and etcd members; machines and containers go on.
     pub async fn stop_agents(paths: &Paths) -> Result<(), BoxError> {
-        for machine in Self::list(paths) {
+        for machine in Self::agents(paths) {
             stop_agent(&Self::paths_of(paths, &machine.name)).await?;
         }
-        Ok(())
+        // All at once: the last member alone could not even take its leave.
+        let machines = Self::control_planes(paths);
+        let stops = machines.iter().map(|machine| stop_control_plane(paths, machine));
+        futures_util::future::try_join_all(stops).await.map(drop)
     }
 
-    /// Switches a node off: the agent, the containers and the machine end.
+    /// Switches a machine off: its programs, its containers and the machine itself end. A machine of the control plane
+    /// gets no chance to take its leave.
     pub async fn stop(&self, mut machine: Machine) -> Result<Machine, BoxError> {
         let paths = Self::paths_of(&self.paths, &machine.name);
-        stop_agent(&paths).await?;
+        match machine.role {
+            Role::Node => stop_agent(&paths).await?,
+            Role::ControlPlane => {
+                if let Some(supervisor) = self.agent(&machine) {
+                    control_plane::end_at_once(supervisor);
+                    down::wait_until_gone(supervisor).await?;
+                }
+            }
+        }
         self.end_containers(&paths).await?;
         if let Some(holder) = machine.holder() {
             let _ = kill(Pid::from_raw(holder), Signal::SIGKILL);
@@ -355,20 +421,54 @@ impl Machines {
             return Condition::Off;
         }
         match State::load(&Self::paths_of(paths, &machine.name)).and_then(|state| state.running()) {
+            None if machine.role == Role::ControlPlane => Condition::NoServer,
             None => Condition::NoAgent,
             Some(agent) if status::is_stopped(agent) => Condition::Paused,
             Some(_) => Condition::Running,
         }
     }
 
-    /// The agent's process, if it runs.
-    pub fn agent(&self, machine: &Machine) -> Option<i32> {
+    /// Returns true if the programs of a machine run.
+    pub fn is_running(&self, machine: &Machine) -> bool {
+        machine.holder().is_some() && self.agent(machine).is_some()
+    }
+
+    /// Stops the programs of a machine where they are. Returns false if there are none.
+    pub fn pause(&self, machine: &Machine) -> Result<bool, BoxError> {
+        let Some(process) = self.agent(machine) else { return Ok(false) };
+        match machine.role {
+            Role::Node => kill(Pid::from_raw(process), Signal::SIGSTOP)?,
+            Role::ControlPlane => control_plane::signal_group(process, Signal::SIGSTOP),
+        }
+        Ok(true)
+    }
+
+    /// The process of the agent or the supervisor, if it runs.
+    fn agent(&self, machine: &Machine) -> Option<i32> {
         State::load(&Self::paths_of(&self.paths, &machine.name)).and_then(|state| state.running())
     }
 
     pub fn port(&self, machine: &Machine) -> String {
         self.paths.node_port(machine.index)
     }
+}
+
+fn start_supervisor(holder: i32, paths: &Paths) -> Result<(), BoxError> {
+    let log = OpenOptions::new().create(true).append(true).mode(0o600).open(paths.log())?;
+    let mut command = Command::new(std::env::current_exe()?);
+    command.arg0(control_plane::NAME).arg(&paths.data);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+    holder::enter(&mut command, holder)?;
+    // It may outlive this process; if it does not, the runtime reaps it.
+    drop(tokio::process::Command::from(command).spawn()?);
+    Ok(())
+}
+
+async fn stop_control_plane(paths: &Paths, machine: &Machine) -> Result<(), BoxError> {
+    let paths = Machines::paths_of(paths, &machine.name);
+    let Some(supervisor) = State::load(&paths).and_then(|state| state.running()) else { return Ok(()) };
+    control_plane::signal_group(supervisor, Signal::SIGCONT);
+    down::stop(supervisor).await
 }
 
 async fn stop_agent(paths: &Paths) -> Result<(), BoxError> {
@@ -441,20 +541,20 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let machines = Machines::lock(&Paths::new(&dir.path().join("d"))).unwrap();
         let range = "10.243.0.0/24".parse().unwrap();
-        let a = machines.add("a", range).unwrap();
-        let b = machines.add("b", range).unwrap();
+        let a = machines.add("a", Role::Node, range).unwrap();
+        let b = machines.add("b", Role::Node, range).unwrap();
         assert_eq!(
             (a.addresses.to_string(), b.addresses.to_string()),
             ("10.243.0.2".into(), "10.243.0.3".into())
         );
-        assert!(machines.add("a", range).is_err() && machines.find("c").is_err());
+        assert!(machines.add("a", Role::Node, range).is_err() && machines.find("c").is_err());
         std::fs::remove_file(machines.record("a")).unwrap();
-        assert_eq!(machines.add("c", range).unwrap().index, 2);
+        assert_eq!(machines.add("c", Role::ControlPlane, range).unwrap().index, 2);
         let names: Vec<String> = Machines::list(&machines.paths).into_iter().map(|m| m.name).collect();
         assert_eq!(names, ["c", "b"]);
-        let both = machines.add("both", "10.243.0.0/24,fd00:243::/112".parse().unwrap()).unwrap();
+        let both = machines.add("both", Role::Node, "10.243.0.0/24,fd00:243::/112".parse().unwrap()).unwrap();
         assert_eq!(both.addresses.to_string(), "10.243.0.4,fd00:243::4");
         let tiny = "10.243.0.0/30".parse().unwrap();
-        assert!(machines.add("d", tiny).is_err(), "no room");
+        assert!(machines.add("d", Role::Node, tiny).is_err(), "no room");
     }
 }

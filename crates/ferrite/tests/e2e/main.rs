@@ -14,6 +14,7 @@ mod clients;
 mod components;
 mod configuration;
 mod containerd;
+mod control_planes;
 mod credentials;
 mod csi;
 mod custom;
@@ -44,6 +45,7 @@ mod standalone;
 mod storage;
 mod store;
 mod streams;
+mod tunnel;
 mod volumes;
 #[allow(dead_code, reason = "shared with the attacks")]
 mod world;

@@ -20,7 +20,7 @@ use std::time::Duration;
 const HOST: &str = "192.0.2.1";
 
 /// A process that ends with this value.
-struct Process(Child);
+pub struct Process(Child);
 
 impl Process {
     fn pid(&self) -> Pid {
@@ -37,24 +37,24 @@ impl Drop for Process {
 }
 
 /// A machine with a server.
-struct Machine {
-    netns: Netns,
-    data: PathBuf,
-    address: String,
+pub struct Machine {
+    pub netns: Netns,
+    pub data: PathBuf,
+    pub address: String,
     port: String,
     log: PathBuf,
     process: Option<Process>,
 }
 
-struct Fleet {
-    world: World,
-    machines: Vec<Machine>,
+pub struct Fleet {
+    pub world: World,
+    pub machines: Vec<Machine>,
     _etcd: Process,
 }
 
 impl Fleet {
     /// Machines on one segment, and an etcd. No server runs yet.
-    fn new(size: u8) -> Self {
+    pub fn new(size: u8) -> Self {
         let world = World::prepare(&[]);
         let machines: Vec<Machine> = (0..size)
             .map(|n| Machine {
@@ -90,7 +90,7 @@ impl Fleet {
         Self { world, machines, _etcd: etcd }
     }
 
-    fn command(&self, n: usize, arguments: &[&str]) -> Command {
+    pub fn command(&self, n: usize, arguments: &[&str]) -> Command {
         let machine = &self.machines[n];
         let mut command = Command::new(ferrite());
         command.args(arguments).arg("--data-dir").arg(&machine.data).env("HOME", self.world.path("home"));
@@ -107,7 +107,7 @@ impl Fleet {
     }
 
     /// Starts a server and waits until it serves.
-    fn start(&mut self, n: usize, extra: &[&str]) {
+    pub fn start(&mut self, n: usize, extra: &[&str]) {
         let mut command = self.server_command(n, extra);
         let log = File::options().create(true).append(true).open(&self.machines[n].log).unwrap();
         let mut child = command.stdout(Stdio::piped()).stderr(log).spawn().unwrap();
@@ -118,7 +118,7 @@ impl Fleet {
         std::thread::spawn(move || lines.for_each(drop));
     }
 
-    fn log(&self, n: usize) -> String {
+    pub fn log(&self, n: usize) -> String {
         std::fs::read_to_string(&self.machines[n].log).unwrap_or_default()
     }
 
@@ -129,24 +129,24 @@ impl Fleet {
         String::from_utf8(output.stderr).unwrap()
     }
 
-    fn server_token(&self, n: usize) -> String {
+    pub fn server_token(&self, n: usize) -> String {
         let output = self.command(n, &["token", "create", "--server"]).output().unwrap();
         assert!(output.status.success(), "{output:?}");
         String::from_utf8(output.stdout).unwrap().trim().to_owned()
     }
 
     /// Starts further servers, which get the keys from the first.
-    fn join(&mut self, n: usize) {
+    pub fn join(&mut self, n: usize) {
         let token = self.server_token(0);
         let url = format!("https://{}:6443", self.machines[0].address);
         self.start(n, &["--server", &url, "--token", &token]);
     }
 
-    fn kill(&mut self, n: usize) {
+    pub fn kill(&mut self, n: usize) {
         self.machines[n].process = None;
     }
 
-    fn signal(&self, n: usize, signal: Signal) {
+    pub fn signal(&self, n: usize, signal: Signal) {
         kill(self.machines[n].process.as_ref().expect("it runs").pid(), signal).unwrap();
     }
 
@@ -157,7 +157,7 @@ impl Fleet {
     }
 
     /// kubectl against one server.
-    fn kubectl(&self, n: usize, arguments: &[&str]) -> String {
+    pub fn kubectl(&self, n: usize, arguments: &[&str]) -> String {
         let machine = &self.machines[n];
         let config = machine.data.join("config/admin.kubeconfig");
         let server = format!("--server=https://{}:6443", machine.address);
@@ -168,7 +168,7 @@ impl Fleet {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    fn get(&self, n: usize, arguments: &[&str]) -> Value {
+    pub fn get(&self, n: usize, arguments: &[&str]) -> Value {
         let text = self.kubectl(n, &[&["get", "-o", "json"], arguments].concat());
         ferrite_json::from_str(&text).unwrap()
     }
@@ -190,7 +190,7 @@ impl Fleet {
     }
 
     /// Waits until the `kubernetes` Service has exactly these servers.
-    fn wait_for_endpoints(&self, asked: usize, servers: &[usize]) {
+    pub fn wait_for_endpoints(&self, asked: usize, servers: &[usize]) {
         let want: Vec<&str> = servers.iter().map(|n| self.machines[*n].address.as_str()).collect();
         eventually(&format!("the endpoints are {want:?}"), || {
             let endpoints = self.get(asked, &["endpoints", "kubernetes"]);
@@ -215,10 +215,10 @@ pub fn block_on<T>(task: impl Future<Output = T>) -> T {
 }
 
 /// Clients of all servers that go on with the next one when one fails.
-struct Clients {
-    config: PathBuf,
-    urls: Vec<String>,
-    netns: Netns,
+pub struct Clients {
+    pub config: PathBuf,
+    pub urls: Vec<String>,
+    pub netns: Netns,
 }
 
 impl Clients {
@@ -238,7 +238,7 @@ impl Clients {
 }
 
 /// Creates ConfigMaps one after the other, each until a server acknowledges it.
-struct Writer {
+pub struct Writer {
     stop: Arc<AtomicBool>,
     /// Names that were acknowledged.
     acknowledged: Arc<Mutex<Vec<String>>>,
@@ -248,7 +248,7 @@ struct Writer {
 }
 
 impl Writer {
-    fn start(clients: &Arc<Clients>) -> Self {
+    pub fn start(clients: &Arc<Clients>) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let acknowledged = Arc::new(Mutex::new(Vec::new()));
         let failed = Arc::new(AtomicUsize::new(0));
@@ -296,14 +296,14 @@ impl Writer {
     }
 
     /// Waits until `count` more writes were acknowledged.
-    fn more(&self, count: usize) {
+    pub fn more(&self, count: usize) {
         let before = self.acknowledged.lock().unwrap().len();
         eventually("writes go on", || {
             (self.acknowledged.lock().unwrap().len() >= before + count).then_some(())
         });
     }
 
-    fn end(self) -> (Vec<String>, usize) {
+    pub fn end(self) -> (Vec<String>, usize) {
         self.stop.store(true, Ordering::SeqCst);
         self.thread.join().unwrap();
         (self.acknowledged.lock().unwrap().clone(), self.failed.load(Ordering::SeqCst))
@@ -311,15 +311,15 @@ impl Writer {
 }
 
 /// Watches the writer's ConfigMaps and goes on at another server from the version it saw last.
-struct Watcher {
+pub struct Watcher {
     stop: Arc<AtomicBool>,
     /// Names in the order in which they were added, and how often a watch was begun.
-    seen: Arc<Mutex<(Vec<String>, usize)>>,
+    pub seen: Arc<Mutex<(Vec<String>, usize)>>,
     thread: JoinHandle<()>,
 }
 
 impl Watcher {
-    fn start(clients: &Arc<Clients>) -> Self {
+    pub fn start(clients: &Arc<Clients>) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let seen = Arc::new(Mutex::new((Vec::new(), 0)));
         let task = {
@@ -366,7 +366,7 @@ impl Watcher {
     }
 
     /// Waits until it has seen all of them; returns them and how often a watch was begun.
-    fn end(self, count: usize) -> (Vec<String>, usize) {
+    pub fn end(self, count: usize) -> (Vec<String>, usize) {
         eventually("the watch sees all", || (self.seen.lock().unwrap().0.len() >= count).then_some(()));
         self.stop.store(true, Ordering::SeqCst);
         // The stream ends by its read timeout at the latest.
@@ -618,16 +618,16 @@ fn a_leader_that_was_paused_or_cut_off_does_not_go_on() {
 }
 
 /// A machine with an agent, on the same segment.
-struct Worker {
-    netns: Netns,
-    data: PathBuf,
+pub struct Worker {
+    pub netns: Netns,
+    pub data: PathBuf,
     log: PathBuf,
 }
 
-const WORKER: &str = "192.0.2.100";
+pub const WORKER: &str = "192.0.2.100";
 
 impl Worker {
-    fn new(fleet: &Fleet) -> Self {
+    pub fn new(fleet: &Fleet) -> Self {
         let netns = Netns::new();
         let path = netns.path();
         fleet.world.netns.run(move || {
@@ -639,14 +639,14 @@ impl Worker {
         Self { netns, data: fleet.world.path("worker"), log: fleet.world.path("worker.log") }
     }
 
-    fn ferrite(&self, arguments: &[&str]) -> Command {
+    pub fn ferrite(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(ferrite());
         command.args(arguments).arg("--data-dir").arg(&self.data);
         self.netns.enter(&mut command);
         command
     }
 
-    fn agent(&self, extra: &[&str]) -> Process {
+    pub fn agent(&self, extra: &[&str]) -> Process {
         let log = File::options().create(true).append(true).open(&self.log).unwrap();
         let mut command = self.ferrite(&["agent", "-v", "2", "--node-name", "worker", "--node-ip", WORKER]);
         Process(command.args(extra).stdout(Stdio::null()).stderr(log).spawn().unwrap())
@@ -656,7 +656,7 @@ impl Worker {
         std::fs::read_to_string(self.data.join("pki").join(format!("{name}.crt"))).unwrap_or_default()
     }
 
-    fn log(&self) -> String {
+    pub fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 }
@@ -671,7 +671,7 @@ impl Drop for Worker {
     }
 }
 
-fn create_pod(fleet: &Fleet, n: usize, name: &str) {
+pub fn create_pod(fleet: &Fleet, n: usize, name: &str) {
     let manifest = format!(
         "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}}}\nspec:\n  containers:\n  - {{name: c, image: {TOOLS}, command: [/ferrite, tools, http]}}\n"
     );
@@ -679,13 +679,13 @@ fn create_pod(fleet: &Fleet, n: usize, name: &str) {
     fleet.kubectl(n, &["create", "-f", path.to_str().unwrap()]);
 }
 
-fn wait_ready(fleet: &Fleet, n: usize, kind: &str, name: &str) -> Value {
+pub fn wait_ready(fleet: &Fleet, n: usize, kind: &str, name: &str) -> Value {
     eventually(&format!("{kind} {name} is Ready"), || {
         Some(fleet.get(n, &[kind, name])).filter(|object| condition(object, "Ready") == Some("True"))
     })
 }
 
-fn echo(fleet: &Fleet, n: usize, pod: &str) -> String {
+pub fn echo(fleet: &Fleet, n: usize, pod: &str) -> String {
     fleet.kubectl(n, &["exec", pod, "--", "/ferrite", "tools", "echo", "here"])
 }
 

@@ -1,0 +1,313 @@
+//! Tunnels of agents, good ones and hostile ones.
+
+use crate::network::Network;
+use crate::world::*;
+use bytes::Bytes;
+use ferrite_apiserver::tunnel::{PATH, PROTOCOL, STREAMS};
+use ferrite_apiserver::{Config, User};
+use ferrite_json::json;
+use ferrite_pki::{Authority, Identity, Purpose, Subject};
+use futures_util::future::join_all;
+use http::{Request, Response, StatusCode};
+use http_body_util::{BodyExt, Empty, Full, StreamBody, combinators::BoxBody};
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper::upgrade::Upgraded;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+use tokio::net::TcpStream;
+use tokio::task::JoinHandle;
+use tokio_rustls::{TlsAcceptor, TlsConnector};
+
+/// The address of all nodes. Nobody has it: what arrives came through a tunnel.
+const ADDRESS: &str = "192.0.2.50";
+
+struct Fleet {
+    network: Network,
+    kubelets: Authority,
+}
+
+impl Fleet {
+    async fn start() -> Self {
+        let kubelets = Authority::create("kubelets").expect("an authority");
+        let client = ferrite_pki::client_config(kubelets.certificate(), None).expect("a configuration");
+        let world =
+            World::start_as_told(|config| Config { kubelet_client: Some(Arc::new(client)), ..config }).await;
+        for node in ["n1", "n2"] {
+            let object = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}});
+            assert_eq!(world.post("/api/v1/nodes", &object).await.code, 201);
+            let status = json!({"status": {"addresses": [{"type": "InternalIP", "address": ADDRESS}]}});
+            let path = format!("/api/v1/nodes/{node}/status");
+            assert_eq!(world.patch("merge", &path, &status).await.code, 200);
+        }
+        let group = "rbac.authorization.k8s.io";
+        let role = json!({
+            "apiVersion": format!("{group}/v1"), "kind": "ClusterRole", "metadata": {"name": "tunnel"},
+            "rules": [{"nonResourceURLs": [PATH], "verbs": ["get"]}],
+        });
+        // Everybody may ask, so that the refusals below are the tunnel's own.
+        let binding = json!({
+            "apiVersion": format!("{group}/v1"), "kind": "ClusterRoleBinding", "metadata": {"name": "tunnel"},
+            "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": "tunnel"},
+            "subjects": [{"apiGroup": group, "kind": "Group", "name": "system:authenticated"}],
+        });
+        for (plural, object) in [("clusterroles", role), ("clusterrolebindings", binding)] {
+            assert_eq!(world.post(&format!("/apis/{group}/v1/{plural}"), &object).await.code, 201);
+        }
+        Self { network: Network::serve(world).await, kubelets }
+    }
+
+    fn identity(&self, user: &str, group: Option<&str>) -> Identity {
+        let subject = Subject::client(user, group);
+        self.network.authority.issue(&subject, Purpose::Client).expect("a certificate")
+    }
+
+    /// Asks for a tunnel, and returns the upgraded connection or the code of the refusal.
+    async fn ask(&self, identity: Option<&Identity>, headers: &[(&str, &str)]) -> Result<Upgraded, u16> {
+        let ca = self.network.authority.certificate();
+        let mut tls = ferrite_pki::client_config(ca, identity).expect("a configuration");
+        tls.alpn_protocols = vec![b"http/1.1".to_vec()];
+        let stream = TcpStream::connect(self.network.address).await.expect("a connection");
+        let name = "localhost".try_into().expect("a name");
+        let stream = TlsConnector::from(Arc::new(tls)).connect(name, stream).await.expect("a handshake");
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.expect("a handshake");
+        tokio::spawn(connection.with_upgrades());
+        let mut request = Request::get(PATH).header("host", "localhost");
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let answer = sender
+            .send_request(request.body(Empty::<Bytes>::new()).expect("a request"))
+            .await
+            .expect("an answer");
+        match answer.status() {
+            StatusCode::SWITCHING_PROTOCOLS => Ok(hyper::upgrade::on(answer).await.expect("an upgrade")),
+            other => Err(other.as_u16()),
+        }
+    }
+
+    /// A tunnel of a node whose agent answers as `agent` does. Ends when the server ends it.
+    async fn tunnel(&self, node: &str, agent: Agent) -> JoinHandle<()> {
+        let identity = self.identity(&format!("system:node:{node}"), Some("system:nodes"));
+        let upgrade = [("connection", "upgrade"), ("upgrade", PROTOCOL)];
+        let connection = self.ask(Some(&identity), &upgrade).await.expect("a tunnel");
+        let subject = Subject {
+            common_name: format!("system:node:{node}"),
+            organization: None,
+            names: vec![ADDRESS.into()],
+        };
+        let serving = self.kubelets.issue(&subject, Purpose::Server).expect("a certificate");
+        let tls = ferrite_pki::anonymous_server_config(&serving, &["http/1.1"]).expect("a configuration");
+        let (tls, node) = (TlsAcceptor::from(Arc::new(tls)), node.to_owned());
+        tokio::spawn(async move {
+            let service =
+                service_fn(move |request| answer(request, agent.clone(), tls.clone(), node.clone()));
+            let mut serve = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+            // It would take more than the server asks for.
+            serve
+                .max_pending_accept_reset_streams(Some(2 * STREAMS as usize))
+                .max_concurrent_streams(2 * STREAMS);
+            // The server may end it at any time.
+            let _ = serve.serve_connection(connection, service).await;
+        })
+    }
+
+    /// The tunnels that the server has.
+    async fn open(&self) -> usize {
+        let metrics = self.network.world.get("/metrics").await;
+        let text = String::from_utf8(metrics.bytes.to_vec()).expect("text");
+        let line = text.lines().find_map(|line| line.strip_prefix("ferrite_apiserver_agent_tunnels "));
+        line.map_or(0, |count| count.parse().expect("a number"))
+    }
+
+    async fn wait_for_open(&self, count: usize) {
+        let reached = async {
+            while self.open().await != count {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), reached).await.expect("the tunnels are there");
+    }
+
+    async fn read(&self, node: &str, path: &str) -> Result<String, String> {
+        let read = self.network.world.server();
+        let read = read.read_kubelet(node, path, 1 << 20).await;
+        read.map(|bytes| String::from_utf8(bytes.to_vec()).expect("text")).map_err(|status| status.message)
+    }
+}
+
+/// The behaviour of an agent.
+#[derive(Clone)]
+enum Agent {
+    Good,
+    /// Refuses every stream.
+    Refuses,
+    /// Never answers, and counts.
+    Silent(Arc<AtomicUsize>),
+    /// Takes streams and leads them nowhere.
+    Deaf,
+}
+
+async fn answer(
+    request: Request<Incoming>,
+    agent: Agent,
+    tls: TlsAcceptor,
+    node: String,
+) -> Result<Response<Empty<Bytes>>, Infallible> {
+    assert_eq!(
+        (request.method().as_str(), request.uri().to_string()),
+        ("CONNECT", format!("{ADDRESS}:10250"))
+    );
+    match agent {
+        Agent::Refuses => {
+            let mut refusal = Response::new(Empty::new());
+            *refusal.status_mut() = StatusCode::FORBIDDEN;
+            return Ok(refusal);
+        }
+        Agent::Silent(asked) => {
+            asked.fetch_add(1, Ordering::SeqCst);
+            std::future::pending::<()>().await;
+        }
+        Agent::Deaf => {
+            tokio::spawn(async move {
+                let _stream = hyper::upgrade::on(request).await;
+                std::future::pending::<()>().await;
+            });
+        }
+        Agent::Good => {
+            tokio::spawn(async move {
+                let stream = hyper::upgrade::on(request).await.expect("a stream");
+                let Ok(stream) = tls.accept(TokioIo::new(stream)).await else { return };
+                let service = service_fn(move |request| kubelet(request, node.clone()));
+                let http = hyper::server::conn::http1::Builder::new();
+                let _ = http.serve_connection(TokioIo::new(stream), service).await;
+            });
+        }
+    }
+    Ok(Response::new(Empty::new()))
+}
+
+/// Says its node, or talks without end.
+async fn kubelet(
+    request: Request<Incoming>,
+    node: String,
+) -> Result<Response<BoxBody<Bytes, Infallible>>, Infallible> {
+    Ok(Response::new(match request.uri().path() {
+        "/endless" => {
+            let piece = Bytes::from(vec![b'x'; 64 << 10]);
+            let pieces = futures_util::stream::repeat_with(move || Ok(http_body::Frame::data(piece.clone())));
+            BodyExt::boxed(StreamBody::new(pieces))
+        }
+        path => Full::new(Bytes::from(format!("{node} {path}"))).boxed(),
+    }))
+}
+
+#[tokio::test]
+async fn tunnels_are_for_nodes_and_each_is_its_own_nodes() {
+    let fleet = Fleet::start().await;
+    let nodes = Some("system:nodes");
+    let upgrade = [("connection", "upgrade"), ("upgrade", PROTOCOL)];
+    let as_node = [("impersonate-user", "system:node:n1"), ("impersonate-group", "system:nodes")];
+    let node = fleet.identity("system:node:n1", nodes);
+    let admin = fleet.identity("admin", Some("system:masters"));
+    for (row, identity, headers, code) in [
+        ("an administrator", &admin, &upgrade[..], 403),
+        ("an administrator as a node", &admin, &[&upgrade[..], &as_node].concat(), 403),
+        ("a user with a node's name", &fleet.identity("system:node:n1", None), &upgrade, 403),
+        ("a user among nodes", &fleet.identity("jane", nodes), &upgrade, 403),
+        ("a node without a name", &fleet.identity("system:node:", nodes), &upgrade, 403),
+        ("a node that asks for nothing", &node, &[], 400),
+        ("a node that asks for something else", &node, &[("connection", "upgrade"), ("upgrade", "h2c")], 400),
+    ] {
+        assert_eq!(fleet.ask(Some(identity), headers).await.err(), Some(code), "{row}");
+    }
+    assert_eq!(fleet.ask(None, &upgrade).await.err(), Some(403), "a stranger");
+    let user =
+        fleet.network.world.as_user(User::new("system:node:n1", ["system:nodes", "system:authenticated"]));
+    assert_eq!(user.send("GET", PATH, &upgrade, b"").await.code, 400, "no connection to upgrade");
+    assert_eq!(user.send("POST", PATH, &upgrade, b"").await.code, 403);
+
+    let _one = fleet.tunnel("n1", Agent::Good).await;
+    let _two = fleet.tunnel("n2", Agent::Good).await;
+    fleet.wait_for_open(2).await;
+    assert_eq!(fleet.read("n1", "/a").await, Ok("n1 /a".into()));
+    assert_eq!(fleet.read("n2", "/b").await, Ok("n2 /b".into()));
+    let proxied = fleet.network.world.get("/api/v1/nodes/n2/proxy/c").await;
+    assert_eq!((proxied.code, &proxied.bytes[..]), (200, &b"n2 /c"[..]));
+}
+
+#[tokio::test]
+async fn the_newest_tunnel_is_used_and_old_ones_end() {
+    let fleet = Fleet::start().await;
+    let mut tunnels = vec![fleet.tunnel("n1", Agent::Good).await];
+    fleet.wait_for_open(1).await;
+    // The newest one counts, whatever it does.
+    tunnels.push(fleet.tunnel("n1", Agent::Refuses).await);
+    fleet.wait_for_open(2).await;
+    let refused = fleet.read("n1", "/").await.expect_err("a refusal");
+    assert!(refused.contains("the agent of the node answers with 403"), "{refused}");
+    // It ends, and the one before it is there.
+    tunnels.pop().expect("two").abort();
+    fleet.wait_for_open(1).await;
+    assert_eq!(fleet.read("n1", "/").await, Ok("n1 /".into()));
+    // Of too many the oldest ends.
+    let first = tunnels.remove(0);
+    for count in 2..=5 {
+        tunnels.push(fleet.tunnel("n1", Agent::Good).await);
+        fleet.wait_for_open(count.min(4)).await;
+    }
+    tokio::time::timeout(Duration::from_secs(20), first).await.expect("the oldest ends").expect("in order");
+    assert_eq!(fleet.read("n1", "/").await, Ok("n1 /".into()));
+    tunnels.iter().for_each(JoinHandle::abort);
+    fleet.wait_for_open(0).await;
+}
+
+#[tokio::test]
+async fn a_stream_that_nobody_reads_blocks_no_other() {
+    let fleet = Fleet::start().await;
+    let _tunnel = fleet.tunnel("n1", Agent::Good).await;
+    fleet.wait_for_open(1).await;
+    let mut unread = Vec::new();
+    for _ in 0..20 {
+        let answer = fleet.network.world.open("/api/v1/nodes/n1/proxy/endless").await;
+        assert_eq!(answer.status(), StatusCode::OK);
+        unread.push(answer);
+    }
+    let quick = tokio::time::timeout(Duration::from_secs(20), fleet.read("n1", "/quick")).await;
+    assert_eq!(quick.expect("in time"), Ok("n1 /quick".into()));
+}
+
+#[tokio::test]
+async fn a_silent_agent_holds_nothing_for_long() {
+    let fleet = Fleet::start().await;
+    let asked = Arc::new(AtomicUsize::new(0));
+    let _silent = fleet.tunnel("n1", Agent::Silent(Arc::clone(&asked))).await;
+    let _deaf = fleet.tunnel("n2", Agent::Deaf).await;
+    fleet.wait_for_open(2).await;
+    let most = usize::try_from(STREAMS).expect("a number");
+    let reads = join_all((0..most + 50).map(|_| fleet.read("n1", "/")));
+    let others = async {
+        let deaf = fleet.read("n2", "/").await;
+        let _good = fleet.tunnel("n2", Agent::Good).await;
+        fleet.wait_for_open(3).await;
+        (deaf, fleet.read("n2", "/").await)
+    };
+    let bounded = async {
+        while asked.load(Ordering::SeqCst) < most {
+            tokio::task::yield_now().await;
+        }
+        // Another request comes and goes: nothing of those that wait has arrived meanwhile.
+        assert_eq!(fleet.network.world.get("/version").await.code, 200);
+        assert_eq!(asked.load(Ordering::SeqCst), most, "streams are bounded");
+    };
+    let (results, (deaf, good), ()) = tokio::join!(reads, others, bounded);
+    for result in results.into_iter().chain([deaf]) {
+        let error = result.expect_err("nobody answers");
+        assert!(error.contains("timed out"), "{error}");
+    }
+    assert_eq!(good, Ok("n2 /".into()));
+}
