@@ -147,3 +147,35 @@ async fn a_missing_interpreter_is_named() {
     let error = world.try_start(&id).await.unwrap_err().to_string();
     assert!(error.contains("/no/such/shell"), "{error}");
 }
+
+/// The time of the last change of the node's /dev/null.
+fn null_changed() -> (i64, i64) {
+    use std::os::unix::fs::MetadataExt;
+    let null = std::fs::metadata("/dev/null").unwrap();
+    (null.ctime(), null.ctime_nsec())
+}
+
+#[tokio::test]
+async fn the_nodes_null_device_is_out_of_reach() {
+    let world = World::new().await;
+    let sandbox = world.sandbox().await;
+    let before = null_changed();
+    // The mode stays the same, so that a failure of this test harms nobody.
+    let change = "chmod 666 /proc/self/fd/0";
+    let id = world.start(&sandbox, shell("a", &format!("{change}; sleep 1000"))).await;
+    // Masked files are the null device, too.
+    let masked = "chmod 666 /proc/cpuinfo && echo changed";
+    let said = world.exec_out(&id, &format!("({masked}) 2>/dev/null; cat /proc/cpuinfo | wc -c")).await;
+    assert_eq!(said, "0\n");
+    world.exec_out(&id, change).await;
+    assert_eq!(
+        world.exec_out(&id, "readlink /proc/1/fd/0; readlink /proc/self/fd/0").await,
+        "/dev/null\n/dev/null\n"
+    );
+    // A container without the device reads nothing from its stdin, and still does not reach the node's.
+    let said = world.exec_out(&id, "rm /dev/null; mkfifo /dev/null").await;
+    assert_eq!(said, "");
+    let said = world.exec_out(&id, &format!("{change} 2>&1; cat | wc -c")).await;
+    assert_eq!(said, "chmod: /proc/self/fd/0: Read-only file system\n0\n");
+    assert_eq!(null_changed(), before, "a container changed the node's /dev/null");
+}

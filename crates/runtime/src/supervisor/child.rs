@@ -41,7 +41,8 @@ pub fn container(
     status: BorrowedFd<'_>,
 ) -> ! {
     settle(streams, status);
-    let error = match set_up_container(bundle, cgroup, cgroups, streams.is_none()) {
+    let ready = guard_null().and_then(|()| set_up_container(bundle, cgroup, cgroups, streams.is_none()));
+    let error = match ready {
         Err(error) => error,
         Ok((spec, filters)) => match spec.process() {
             Some(description) => {
@@ -69,7 +70,8 @@ pub fn exec(
         Err(error) => fail(&SetupError::plain(error.to_string())),
     };
     let target = settle_keeping(streams, status, target);
-    let error = match set_up_exec(request, groups, cgroups, &target, streams.is_none()) {
+    let ready = guard_null().and_then(|()| set_up_exec(request, groups, cgroups, &target, streams.is_none()));
+    let error = match ready {
         Err(error) => error,
         Ok((spec, filters)) => match spec.process() {
             Some(description) => process::run(description, &request.args, &filters, &|| {}),
@@ -117,6 +119,7 @@ fn set_up_container(
     if let Some(user) = user {
         user.enter()?;
     }
+    own_null();
     Ok((spec, filters))
 }
 
@@ -151,6 +154,7 @@ fn set_up_exec(
     if user.is_some() {
         userns::become_root()?;
     }
+    own_null();
     nix::unistd::setsid().context("make session")?;
     if terminal {
         let root = std::fs::File::open("/").context("open root")?;
@@ -172,6 +176,53 @@ pub fn give_streams(uid: u32, gid: u32) {
             let _ = nix::unistd::fchown(stream, Some(uid.into()), Some(gid.into()));
         }
     }
+}
+
+/// The standard streams that are the null device.
+fn null_streams() -> impl Iterator<Item = RawFd> {
+    (0..3).filter(|number| {
+        // SAFETY: the number is only inspected; a closed one is an error.
+        let stream = unsafe { BorrowedFd::borrow_raw(*number) };
+        sys::is_null(stream).unwrap_or(false)
+    })
+}
+
+/// Exchanges the node's /dev/null among the standard streams for a read-only view of it: the root of a container
+/// could change the mode and the owner of the node's file through the descriptor. Must be called before the process
+/// leaves the node's mounts.
+pub fn guard_null() -> Result<(), SetupError> {
+    const WHAT: &str = "guard the node's /dev/null";
+    let streams: Vec<RawFd> = null_streams().collect();
+    if streams.is_empty() {
+        return Ok(());
+    }
+    let view = mounts::null_view().context(WHAT)?;
+    let null = std::fs::File::options().read(true).write(true).open(sys::fd_path(&view)).context(WHAT)?;
+    put_null(&null, &streams).context(WHAT)
+}
+
+/// Exchanges the null device among the standard streams for the container's own, as runc does, if it has one.
+fn own_null() {
+    use std::os::unix::fs::OpenOptionsExt;
+    let streams: Vec<RawFd> = null_streams().collect();
+    // The container may have put anything there: a link is not followed and a FIFO does not block.
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY;
+    let opened = std::fs::File::options().read(true).write(true).custom_flags(flags).open("/dev/null");
+    if let Ok(null) = opened
+        && sys::is_null(null.as_fd()).unwrap_or(false)
+    {
+        // SAFETY: changes flags of our own descriptor.
+        unsafe { libc::fcntl(null.as_raw_fd(), libc::F_SETFL, libc::O_RDWR) };
+        let _ = put_null(&null, &streams);
+    }
+}
+
+fn put_null(null: &std::fs::File, streams: &[RawFd]) -> io::Result<()> {
+    for number in streams {
+        // SAFETY: 0..=2 are ours to replace.
+        nix::errno::Errno::result(unsafe { libc::dup2(null.as_raw_fd(), *number) })?;
+    }
+    Ok(())
 }
 
 fn has_own_cgroup_namespace(spec: &oci_spec::runtime::Spec) -> bool {

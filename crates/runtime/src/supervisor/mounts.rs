@@ -67,7 +67,11 @@ pub fn enter_root(
             None => mount_kernel(root.as_fd(), entry, cgroups, spec, user).with(what)?,
         }
     }
-    make_devices(root.as_fd(), linux.devices().as_deref().unwrap_or_default(), user).context("make /dev")?;
+    // As with runc, a volume at /dev is as its owner made it: it may be the node's own.
+    if !mounts.iter().any(|entry| is_bind(entry) && entry.destination() == Path::new("/dev")) {
+        let devices = linux.devices().as_deref().unwrap_or_default();
+        make_devices(root.as_fd(), devices, user).context("make /dev")?;
+    }
     console(root.as_fd())?;
 
     let elsewhere = |path: &&String| !mounts.iter().filter_map(Guarded::of).any(|g| g.has(Path::new(path)));
@@ -358,7 +362,9 @@ fn make_devices(
         let mode = Mode::from_bits_truncate(device.file_mode().unwrap_or(0o666));
         let number = makedev(device.major() as u64, device.minor() as u64);
         match mknodat(&parent, name.as_str(), kind, mode, number) {
-            Ok(()) | Err(nix::errno::Errno::EEXIST) => {}
+            Ok(()) => {}
+            // A volume's file: its owner stays.
+            Err(nix::errno::Errno::EEXIST) => continue,
             Err(error) => return Err(error.into()),
         }
         // A device of the host keeps its owner: the root of a user namespace gets no more of it than strangers do.
@@ -414,8 +420,16 @@ fn mask(target: Option<OwnedFd>) -> io::Result<()> {
         mount(Some("tmpfs"), place.as_str(), Some("tmpfs"), MsFlags::MS_RDONLY, Some("size=0k"))?;
         return Ok(());
     }
+    sys::attach_mount(null_view()?.as_fd(), target.as_fd())
+}
+
+/// A detached view of the node's /dev/null. It is read-only: data can be written, but the mode and the owner of the
+/// node's file cannot be changed through it.
+pub fn null_view() -> io::Result<OwnedFd> {
     let null = sys::clone_mount(Path::new("/dev/null"), false)?;
-    sys::attach_mount(null.as_fd(), target.as_fd())
+    let attributes = MountAttributes { set: libc::MOUNT_ATTR_RDONLY, ..Default::default() };
+    sys::set_mount_attributes(null.as_fd(), false, attributes)?;
+    Ok(null)
 }
 
 fn existing(root: BorrowedFd<'_>, path: &Path) -> io::Result<Option<OwnedFd>> {
