@@ -179,3 +179,38 @@ async fn the_nodes_null_device_is_out_of_reach() {
     assert_eq!(said, "chmod: /proc/self/fd/0: Read-only file system\n0\n");
     assert_eq!(null_changed(), before, "a container changed the node's /dev/null");
 }
+
+#[tokio::test]
+async fn proc_is_procfs_and_nothing_else() {
+    let world = World::with(|root, images| {
+        let link = root.join("to-proc");
+        std::os::unix::fs::symlink("/proc", &link).unwrap();
+        images.view.env.push("PATH=/bin".into());
+    })
+    .await;
+    let sandbox = world.sandbox().await;
+    let own = world.directory.path().join("own");
+    std::fs::create_dir_all(own.join("self/attr/apparmor")).unwrap();
+    std::fs::write(own.join("self/attr/apparmor/exec"), "").unwrap();
+    for (number, place) in ["/proc", "/proc/", "/bin/../proc", "/to-proc"].into_iter().enumerate() {
+        let mut config = shell(&format!("c{number}"), "true");
+        let host_path = own.display().to_string();
+        config.mounts.push(Mount { container_path: place.into(), host_path, ..Default::default() });
+        let id = world.create(&sandbox, config).await;
+        let error = world.try_start(&id).await.unwrap_err().to_string();
+        assert!(error.contains("/proc"), "{place}: {error}");
+    }
+}
+
+#[tokio::test]
+async fn an_image_cannot_hide_proc_behind_a_link() {
+    let world = World::with(|root, _| {
+        std::fs::remove_dir_all(root.join("dev")).ok();
+        std::os::unix::fs::symlink("/proc", root.join("dev")).unwrap();
+    })
+    .await;
+    let sandbox = world.sandbox().await;
+    let id = world.create(&sandbox, shell("a", "true")).await;
+    let error = world.try_start(&id).await.unwrap_err().to_string();
+    assert!(error.contains("nothing may be mounted inside /proc"), "{error}");
+}

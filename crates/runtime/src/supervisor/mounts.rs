@@ -73,6 +73,7 @@ pub fn enter_root(
         make_devices(root.as_fd(), devices, user).context("make /dev")?;
     }
     console(root.as_fd())?;
+    check_proc(root.as_fd())?;
 
     let elsewhere = |path: &&String| !mounts.iter().filter_map(Guarded::of).any(|g| g.has(Path::new(path)));
     for path in linux.readonly_paths().iter().flatten().filter(elsewhere) {
@@ -204,6 +205,18 @@ pub(super) fn is_procfs(file: &OwnedFd) -> io::Result<bool> {
     Ok(nix::sys::statfs::fstatfs(file)?.filesystem_type() == nix::sys::statfs::PROC_SUPER_MAGIC)
 }
 
+/// Fails if something else than procfs is at /proc, as with runc. The container's processes write there what
+/// confines them, and a tree of the container's own would swallow it.
+fn check_proc(root: BorrowedFd<'_>) -> Result<(), SetupError> {
+    let proc = sys::open_beneath(root, Path::new("/proc"), libc::O_PATH, Beneath::NoSymlinks)
+        .and_then(|found| is_procfs(&found))
+        .context("find /proc")?;
+    if proc {
+        return Ok(());
+    }
+    Err(SetupError::plain("\"/proc\" cannot be mounted because it is not of type proc"))
+}
+
 /// procfs and sysfs: parts of them are masked or read-only, so it must be certain where they are.
 struct Guarded<'a> {
     at: &'a Path,
@@ -282,7 +295,14 @@ fn mount_kernel(
 ) -> io::Result<()> {
     let target = match Guarded::of(entry) {
         Some(guarded) => guarded.make_directory(root)?,
-        None => make_directory(root, entry.destination(), 0)?,
+        None => {
+            let target = make_directory(root, entry.destination(), 0)?;
+            // An image may have a link to /proc at the place.
+            if is_procfs(&target)? {
+                return Err(io::Error::other("nothing may be mounted inside /proc"));
+            }
+            target
+        }
     };
     let kind = entry.typ().as_deref().unwrap_or("none");
     let (flags, mut data) = parse_options(entry.options().iter().flatten());
