@@ -214,3 +214,22 @@ async fn an_image_cannot_hide_proc_behind_a_link() {
     let error = world.try_start(&id).await.unwrap_err().to_string();
     assert!(error.contains("nothing may be mounted inside /proc"), "{error}");
 }
+
+#[tokio::test]
+async fn containers_have_session_keyrings_of_their_own() {
+    let keyrings = |id: &str| {
+        let keys = std::fs::read_to_string("/proc/keys").unwrap_or_default();
+        keys.lines().filter(|line| line.contains(&format!("_ses.{id}"))).count()
+    };
+    if !Path::new("/proc/keys").exists() {
+        eprintln!("skipped: this kernel has no keys");
+        return;
+    }
+    let world = World::new().await;
+    let sandbox = world.sandbox().await;
+    let id = world.start(&sandbox, shell("a", "sleep 1000")).await;
+    assert_eq!(keyrings(&id), 1);
+    // A command in the container finds the container's.
+    assert_eq!(world.exec_out(&id, "echo ran").await, "ran\n");
+    assert_eq!(keyrings(&id), 1);
+}

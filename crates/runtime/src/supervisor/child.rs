@@ -120,6 +120,7 @@ fn set_up_container(
         user.enter()?;
     }
     own_null();
+    join_keyring(directory, true)?;
     Ok((spec, filters))
 }
 
@@ -155,6 +156,7 @@ fn set_up_exec(
         userns::become_root()?;
     }
     own_null();
+    join_keyring(&request.bundle, false)?;
     nix::unistd::setsid().context("make session")?;
     if terminal {
         let root = std::fs::File::open("/").context("open root")?;
@@ -221,6 +223,36 @@ fn put_null(null: &std::fs::File, streams: &[RawFd]) -> io::Result<()> {
     for number in streams {
         // SAFETY: 0..=2 are ours to replace.
         nix::errno::Errno::result(unsafe { libc::dup2(null.as_raw_fd(), *number) })?;
+    }
+    Ok(())
+}
+
+/// Gives the process the session keyring of its container, as runc does. The one of the process that started the
+/// node may hold keys of its user, and every container would share it.
+fn join_keyring(bundle: &Path, make: bool) -> Result<(), SetupError> {
+    const JOIN_SESSION: libc::c_long = 1;
+    const SET_PERMISSIONS: libc::c_long = 5;
+    /// The possessor has all rights. The owner may view, read, search and link: without the right to search,
+    /// an exec would not find the keyring.
+    const PERMISSIONS: libc::c_ulong = 0x3f1b_0000;
+    let id = bundle.file_name().unwrap_or_default();
+    let mut name = std::ffi::OsString::from("_ses.");
+    name.push(id);
+    let name = sys::cstring(name).context("name the session keyring")?;
+    // SAFETY: the name lives for the call, which only reads it.
+    let joined = unsafe { libc::syscall(libc::SYS_keyctl, JOIN_SESSION, name.as_ptr()) };
+    let keyring = match nix::errno::Errno::result(joined) {
+        Ok(keyring) => keyring,
+        // A kernel without keys has nothing to share. A filter that refuses the call refuses it to the container, too.
+        Err(nix::errno::Errno::ENOSYS | nix::errno::Errno::EPERM) => return Ok(()),
+        Err(error) => return Err(error).context("join a session keyring"),
+    };
+    if make {
+        // SAFETY: plain integers.
+        nix::errno::Errno::result(unsafe {
+            libc::syscall(libc::SYS_keyctl, SET_PERMISSIONS, keyring, PERMISSIONS)
+        })
+        .context("set the rights of the session keyring")?;
     }
     Ok(())
 }
