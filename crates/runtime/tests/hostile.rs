@@ -180,6 +180,47 @@ async fn the_nodes_null_device_is_out_of_reach() {
     assert_eq!(null_changed(), before, "a container changed the node's /dev/null");
 }
 
+/// Bytes of this process in memory.
+fn resident() -> usize {
+    let text = std::fs::read_to_string("/proc/self/statm").unwrap();
+    text.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_output_of_many_commands_does_not_fill_the_memory() {
+    const MANY: usize = 24;
+    let world = World::new().await;
+    let sandbox = world.sandbox().await;
+    let id = world.start(&sandbox, shell("a", "mkdir /done; sleep 1000")).await;
+    let before = resident();
+    // Each closes its streams and goes on, as the handler of a long probe could.
+    let print = "head -c 16777216 /dev/zero; head -c 16777216 /dev/zero >&2; exec >&- 2>&-; \
+                 touch /done/$$; while [ ! -e /end ]; do sleep 0.1; done";
+    let request = ExecSyncRequest {
+        container_id: id.clone(),
+        cmd: vec!["/bin/sh".into(), "-c".into(), print.into()],
+        timeout: 120,
+    };
+    let running: Vec<_> = (0..MANY)
+        .map(|_| {
+            let (runtime, request) = (world.runtime().clone(), request.clone());
+            tokio::spawn(async move { runtime.exec_sync(request).await })
+        })
+        .collect();
+    let wait = format!("while [ $(ls /done | wc -l) -lt {MANY} ]; do sleep 0.1; done");
+    assert_eq!(world.exec_out(&id, &wait).await, "");
+    let grown = resident().saturating_sub(before);
+    world.exec_out(&id, "touch /end").await;
+    for one in running {
+        let answer = one.await.unwrap().unwrap();
+        assert!(answer.exit_code == 0 && answer.stdout.len() >= 64 << 10);
+    }
+    assert!(grown < 400 << 20, "{grown} bytes");
+    // The memory is there again for others.
+    let answer = world.runtime().exec_sync(request).await.unwrap();
+    assert_eq!((answer.stdout.len(), answer.stderr.len()), (16 << 20, 16 << 20));
+}
+
 #[tokio::test]
 async fn proc_is_procfs_and_nothing_else() {
     let world = World::with(|root, images| {
