@@ -11,8 +11,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Most files counted for one figure.
-const MAX_COUNTED: u64 = 1 << 20;
+/// Most files counted for one figure. A pod could hide large files behind as many empty ones.
+const MAX_COUNTED: u64 = 16 << 20;
 
 /// Resource usage of each of these pods, by its UID. Files are counted only `with_disk`: that may take
 /// long.
