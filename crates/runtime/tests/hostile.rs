@@ -221,6 +221,29 @@ async fn the_output_of_many_commands_does_not_fill_the_memory() {
     assert_eq!((answer.stdout.len(), answer.stderr.len()), (16 << 20, 16 << 20));
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn the_files_of_a_container_with_many_are_counted_beside() {
+    let world = World::new().await;
+    let sandbox = world.sandbox().await;
+    let script = "mkdir /m; cd /m; seq 25000 | xargs touch; echo done; exec sleep 1000";
+    let id = world.start(&sandbox, shell("a", script)).await;
+    assert_eq!(world.exec_out(&id, "while [ ! -e /m/25000 ]; do sleep 0.1; done").await, "");
+    let mut shown = Vec::new();
+    for _ in 0..20_000 {
+        let request = ContainerStatsRequest { container_id: id.clone() };
+        let stats = world.runtime().container_stats(request).await.unwrap().stats.unwrap();
+        let inodes = stats.writable_layer.unwrap().inodes_used.unwrap().value;
+        if shown.last() != Some(&inodes) {
+            shown.push(inodes);
+        }
+        if inodes >= 25_001 {
+            break;
+        }
+    }
+    // First the files that are counted at once, then all of them.
+    assert!(shown.len() == 2 && shown[0] == 20_000 && shown[1] >= 25_001, "{shown:?}");
+}
+
 #[tokio::test]
 async fn proc_is_procfs_and_nothing_else() {
     let world = World::with(|root, images| {
