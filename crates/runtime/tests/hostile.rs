@@ -245,6 +245,20 @@ async fn the_files_of_a_container_with_many_are_counted_beside() {
 }
 
 #[tokio::test]
+async fn the_files_of_a_pod_are_counted() {
+    let world = World::new().await;
+    let sandbox = world.sandbox().await;
+    let id = world.start(&sandbox, shell("a", "sleep 1000")).await;
+    let script =
+        "for file in hosts hostname resolv.conf; do head -c 1048576 /dev/zero > /etc/$file; done; sync";
+    assert_eq!(world.exec_out(&id, script).await, "");
+    let request = ContainerStatsRequest { container_id: id };
+    let stats = world.runtime().container_stats(request).await.unwrap().stats.unwrap();
+    let used = stats.writable_layer.unwrap().used_bytes.unwrap().value;
+    assert!(used >= 3 << 20, "{used} bytes");
+}
+
+#[tokio::test]
 async fn proc_is_procfs_and_nothing_else() {
     let world = World::with(|root, images| {
         let link = root.join("to-proc");

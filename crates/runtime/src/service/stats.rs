@@ -9,6 +9,7 @@ use ferrite_cri::{Error, Result};
 
 use super::Inner;
 use super::client::blocking;
+use super::files;
 use super::sandbox::host_network;
 use super::state::{Container, LayerUsage, Sandbox, Status};
 use crate::cgroup::Layout;
@@ -44,10 +45,13 @@ fn memory(cgroups: &Layout, group: &str, timestamp: i64) -> Option<MemoryUsage> 
     })
 }
 
-fn measure(cgroups: &Layout, container: &Arc<Container>) -> ContainerStats {
+/// Measures a container. The files that it shares with its pod are its own as well as the others': each of them can make
+/// them large.
+fn measure(cgroups: &Layout, container: &Arc<Container>, sandbox: Option<&Sandbox>) -> ContainerStats {
     let timestamp = sys::now();
     let group = container.record().cgroup;
     let layer = layer_usage(container);
+    let shared = sandbox.map_or(0, |sandbox| files::space(&sandbox.state_dir));
     ContainerStats {
         attributes: Some(ContainerAttributes {
             id: container.id.clone(),
@@ -60,7 +64,7 @@ fn measure(cgroups: &Layout, container: &Arc<Container>) -> ContainerStats {
         writable_layer: Some(FilesystemUsage {
             timestamp,
             fs_id: Some(FilesystemIdentifier { mountpoint: container.bundle.display().to_string() }),
-            used_bytes: value(layer.bytes),
+            used_bytes: value(layer.bytes.saturating_add(shared)),
             inodes_used: value(layer.inodes),
         }),
         swap: cgroups.swap(&group).map(|swap| SwapUsage {
@@ -277,9 +281,12 @@ fn figures(stats: &ContainerStats) -> Vec<Metric> {
 impl Inner {
     async fn measure_all(&self, containers: Vec<Arc<Container>>) -> Result<Vec<ContainerStats>> {
         let cgroups = self.cgroups.clone();
-        blocking(move || Ok(containers.iter().map(|container| measure(&cgroups, container)).collect()))
-            .await
-            .map_err(|error| Error::internal(format!("read statistics: {error}")))
+        let sandboxes: Vec<_> = containers.iter().map(|c| self.index.sandbox(&c.sandbox).ok()).collect();
+        let all = move || {
+            let pairs = containers.iter().zip(&sandboxes);
+            Ok(pairs.map(|(container, sandbox)| measure(&cgroups, container, sandbox.as_deref())).collect())
+        };
+        blocking(all).await.map_err(|error| Error::internal(format!("read statistics: {error}")))
     }
 
     /// Disk usage of all writable layers together.
