@@ -72,9 +72,12 @@ impl EvictionManager {
     }
 
     async fn follow_disk_limits(&self) {
+        if !self.disk_limits {
+            return;
+        }
         let mut ticks = tokio::time::interval(COUNT_PERIOD);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        while self.disk_limits {
+        loop {
             ticks.tick().await;
             // One pod at a time, as below.
             if !self.is_ending() {

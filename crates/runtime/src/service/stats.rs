@@ -294,7 +294,7 @@ impl Inner {
         let containers: Vec<_> = self.index.read().containers.values().cloned().collect();
         let mountpoint = self.config.root.display().to_string();
         let count = move || {
-            let layers = containers.iter().map(|container| layer_usage(container));
+            let layers = containers.iter().map(layer_usage);
             let (bytes, inodes) = layers.fold((0, 0), |(b, i), layer| (b + layer.bytes, i + layer.inodes));
             Ok(FilesystemUsage {
                 timestamp: sys::now(),
