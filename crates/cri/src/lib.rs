@@ -17,5 +17,5 @@ pub mod v1 {
 }
 
 pub use error::{Code, Error, with_causes};
-pub use kernel_files::{MASKED_PATHS, READONLY_PATHS};
+pub use kernel_files::{READONLY_PATHS, masked_paths};
 pub use service::{ContainerEvents, ImageService, Result, RuntimeService};

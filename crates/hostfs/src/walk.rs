@@ -44,20 +44,37 @@ pub struct Usage {
 /// Visits at most `limit` entries below `root`, a directory before its entries. Returns true if the tree
 /// ended before the limit.
 ///
-/// The walk needs three descriptors and, for each level, the names of the directories that are still to be
+/// The walk needs four descriptors and, for each level, the names of the directories that are still to be
 /// visited. Links are not followed, other mounts are not entered. The tree may change meanwhile: an entry
-/// that vanishes or moves away is skipped.
-pub fn walk(root: Dir, limit: u64, mut visit: impl FnMut(Visit<'_>) -> io::Result<()>) -> io::Result<bool> {
+/// that vanishes is skipped, and a directory that is moved away from under the walk is an error.
+pub fn walk(root: Dir, limit: u64, visit: impl FnMut(Visit<'_>) -> io::Result<()>) -> io::Result<bool> {
+    traverse(root, limit, visit, Moved::IsAnError)
+}
+
+/// The meaning of a directory that was moved while the walk was below it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Moved {
+    IsAnError,
+    /// The walk goes on with the directories above that are where they were.
+    IsLeft,
+}
+
+fn traverse(
+    root: Dir,
+    limit: u64,
+    mut visit: impl FnMut(Visit<'_>) -> io::Result<()>,
+    moved: Moved,
+) -> io::Result<bool> {
     let mut left = limit;
     let mut levels: Vec<Level> = Vec::new();
     let mut path = PathBuf::new();
-    let mut current = root;
-    let mut entered = Some(identity(&current)?);
+    let mut current = root.try_clone()?;
+    let mut entered = Some((OsString::new(), identity(&current)?));
     loop {
-        if let Some(identity) = entered.take() {
+        if let Some((name, identity)) = entered.take() {
             let mut directories = Vec::new();
             let complete = look(&current, &mut path, &mut left, &mut directories, &mut visit)?;
-            levels.push(Level { identity, directories });
+            levels.push(Level { name, identity, directories });
             if !complete {
                 return Ok(false);
             }
@@ -66,9 +83,9 @@ pub fn walk(root: Dir, limit: u64, mut visit: impl FnMut(Visit<'_>) -> io::Resul
         if let Some(name) = level.directories.pop() {
             // A directory that is gone, is a link now or is another mount's is not part of the tree.
             if let Ok(below) = current.open_dir(&name) {
-                entered = Some(identity(&below)?);
-                current = below;
                 path.push(&name);
+                entered = Some((name, identity(&below)?));
+                current = below;
             }
             continue;
         }
@@ -77,15 +94,40 @@ pub fn walk(root: Dir, limit: u64, mut visit: impl FnMut(Visit<'_>) -> io::Resul
         let Some(above) = levels.last() else { return Ok(true) };
         // A moved directory would abuse going up by name: the directory above must be the one that was
         // left.
-        let parent = current.parent()?;
-        if identity(&parent)? != above.identity {
+        let parent = current.parent();
+        if let Ok(parent) = parent
+            && identity(&parent)? == above.identity
+        {
+            current = parent;
+            continue;
+        }
+        if moved == Moved::IsAnError {
             return Err(io::Error::new(
                 ErrorKind::Interrupted,
                 "a directory was moved while its tree was read",
             ));
         }
-        current = parent;
+        // The way back is paid for: whoever moves directories could make it as long as they like.
+        let Some(rest) = left.checked_sub(levels.len() as u64) else { return Ok(false) };
+        left = rest;
+        let kept;
+        (current, kept) = descend(&root, &levels)?;
+        levels.truncate(kept);
+        path = levels.iter().skip(1).map(|level| &level.name).collect();
     }
+}
+
+/// Goes down from the root as far as the directories are where they were. Returns the last one, and the number of levels
+/// up to it.
+fn descend(root: &Dir, levels: &[Level]) -> io::Result<(Dir, usize)> {
+    let mut at = root.try_clone()?;
+    for (depth, level) in levels.iter().enumerate().skip(1) {
+        match at.open_dir(&level.name) {
+            Ok(below) if identity(&below)? == level.identity => at = below,
+            _ => return Ok((at, depth)),
+        }
+    }
+    Ok((at, levels.len()))
 }
 
 /// Adds up the usage below `root`, at most `limit` entries of it.
@@ -95,23 +137,22 @@ pub fn usage(root: &Path, limit: u64) -> io::Result<Usage> {
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(total),
         other => other?,
     };
-    let walked = walk(root, limit, |entry| {
+    let count = |entry: Visit<'_>| {
         total.inodes += 1;
         total.bytes += u64::try_from(entry.stat.st_blocks).unwrap_or_default() * 512;
         if !entry.is_dir() {
             total.content += u64::try_from(entry.stat.st_size).unwrap_or_default();
         }
         Ok(())
-    });
-    match walked {
-        // Figures of a tree that changes are rough anyway.
-        Err(e) if e.kind() != ErrorKind::Interrupted => Err(e),
-        _ => Ok(total),
-    }
+    };
+    // Figures of a tree that changes are rough, but its author must not hide files by moving directories.
+    traverse(root, limit, count, Moved::IsLeft)?;
+    Ok(total)
 }
 
 /// A directory on the way to the current one.
 struct Level {
+    name: OsString,
     identity: (u64, u64),
     /// Directories in it that are still to be visited.
     directories: Vec<OsString>,
@@ -202,6 +243,56 @@ mod tests {
         let counted = small.spawn(move || usage(&walked, u64::MAX).unwrap().inodes).unwrap().join().unwrap();
         assert_eq!(counted, 30_000);
         crate::remove_tree(&tree).unwrap();
+    }
+
+    #[test]
+    fn files_are_counted_though_directories_move() {
+        let root = tempfile::tempdir().unwrap();
+        let (tree, other) = (root.path().join("t"), root.path().join("other"));
+        let names = ["a", "b", "c", "d"];
+        for name in names {
+            fs::create_dir_all(tree.join(name).join("x/y/z")).unwrap();
+        }
+        fs::create_dir_all(&other).unwrap();
+        fs::write(other.join("secret"), "").unwrap();
+        let mut seen = Vec::new();
+        let walked = traverse(
+            open(&tree),
+            1000,
+            |entry| {
+                assert_ne!(entry.name, "secret");
+                seen.push(entry.path.to_owned());
+                // While the walk is in y, x goes elsewhere, and something else takes its place.
+                if entry.name == "z" {
+                    let of = entry.path.iter().next().unwrap();
+                    fs::rename(tree.join(of).join("x"), other.join(of)).unwrap();
+                    fs::create_dir(tree.join(of).join("x")).unwrap();
+                }
+                Ok(())
+            },
+            Moved::IsLeft,
+        );
+        assert!(walked.unwrap());
+        for name in names {
+            for below in ["", "x", "x/y", "x/y/z"] {
+                let path: PathBuf = Path::new(name).join(below).components().collect();
+                assert_eq!(seen.iter().filter(|p| **p == path).count(), 1, "{path:?} in {seen:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn ways_back_are_limited() {
+        let root = tempfile::tempdir().unwrap();
+        let tree = root.path().join("t");
+        fs::create_dir_all(tree.join("a/b/c/d")).unwrap();
+        let move_away = |entry: Visit<'_>| {
+            if entry.name == "d" {
+                fs::rename(tree.join("a/b/c"), root.path().join("c")).unwrap();
+            }
+            Ok(())
+        };
+        assert!(!traverse(open(&tree), 5, move_away, Moved::IsLeft).unwrap());
     }
 
     #[test]

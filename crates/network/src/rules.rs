@@ -135,9 +135,20 @@ fn isolation_table(bridge: &str) -> String {
 }
 
 /// All tables of a network.
-fn own_tables(record: &Record) -> [String; 4] {
+fn own_tables(record: &Record) -> [String; 5] {
     let bridge = &record.bridge;
-    [table(record), isolation_table(bridge), crate::host_ports::table_name(bridge), policy_table(bridge)]
+    [
+        table(record),
+        isolation_table(bridge),
+        crate::host_ports::table_name(bridge),
+        policy_table(bridge),
+        tunnel_table(bridge),
+    ]
+}
+
+/// The name of the table that keeps pods out of the tunnel between nodes.
+pub(crate) fn tunnel_table(bridge: &str) -> String {
+    format!("{PREFIX}tunnel-{bridge}")
 }
 
 /// The name of the table that filters the packets of a network's pods. It goes with the network.
@@ -338,7 +349,8 @@ pub(crate) async fn remove_tables(host: &Netns, record: &Record) -> Result<(), N
     let Ok(conn) = Connection::<Nftables>::new_in(host) else { return Ok(()) };
     close_forward(&conn, &record.bridge).await?;
     crate::port_filter::remove(&conn, &record.bridge).await?;
-    for family in record.pod_cidrs.families().into_iter().map(tables_of) {
+    // The tunnel may be of a family that pods do not have.
+    for family in IpFamily::BOTH.map(tables_of) {
         for name in own_tables(record) {
             let fail = NetworkError::netlink(format!("remove nftables table {name}"));
             conn.del_table_if_exists(name.as_str(), family).await.map_err(fail)?;

@@ -5,7 +5,7 @@
 mod support;
 
 use std::io::{Read, Write};
-use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
@@ -322,4 +322,82 @@ async fn pods_pass_a_firewall_that_drops_by_default() {
     assert_eq!(echo(&a.pod, &b.pod, b.pod_ip), format!("ping from {}", a.pod_ip));
     b.bridge.remove().await.unwrap();
     assert_eq!(rules().await, 0);
+}
+
+/// A datagram from `source` to `target` as it is inside of the tunnel to the node at `node`.
+fn encapsulated(node: Ipv4Addr, source: Ipv4Addr, target: (Ipv4Addr, u16), text: &[u8]) -> Vec<u8> {
+    let length = |bytes: usize| u16::try_from(bytes).unwrap().to_be_bytes();
+    let mut ip = vec![0x45, 0];
+    ip.extend(length(28 + text.len()));
+    ip.extend([0, 0, 0, 0, 64, 17, 0, 0]);
+    ip.extend(source.octets());
+    ip.extend(target.0.octets());
+    let sum: u32 = ip.chunks(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
+    let sum = !u16::try_from((sum & 0xffff) + (sum >> 16)).unwrap();
+    ip[10..12].copy_from_slice(&sum.to_be_bytes());
+    let [a, b, c, d] = node.octets();
+    let header = [8, 0, 0, 0, 0, 0, 1, 0];
+    let frame = [0x0a, 0x59, a, b, c, d, 0x0a, 0x59, 1, 2, 3, 4, 8, 0];
+    let port = target.1.to_be_bytes();
+    let datagram = [&[0x12, 0x34], &port[..], &length(8 + text.len()), &[0, 0]].concat();
+    [&header[..], &frame, &ip, &datagram, text].concat()
+}
+
+#[tokio::test]
+async fn a_pod_puts_nothing_into_the_tunnel_of_nodes() {
+    let (ns_a, ns_c, between) = (TestNs::new(), TestNs::new(), TestNs::new());
+    connect((&ns_a, "eth0", "198.51.100.1"), (&between, "left", "198.51.100.254")).await;
+    connect((&ns_c, "eth0", "203.0.113.3"), (&between, "right", "203.0.113.254")).await;
+    between.run(|| std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").unwrap());
+    default_route(&ns_a, "198.51.100.254").await;
+    default_route(&ns_c, "203.0.113.254").await;
+    // An address that the node does not report.
+    ns_c.route()
+        .replace_address(Ipv4Address::new("eth0", "203.0.113.77".parse().unwrap(), 24))
+        .await
+        .unwrap();
+    let how = Encapsulation::Auto;
+    let mut a = Node::new(ns_a, "a", "198.51.100.1", "10.244.1.0/24", how, 1450).await;
+    let mut c = Node::new(ns_c, "c", "203.0.113.3", "10.244.3.0/24", how, 1450).await;
+    a.apply(&[&c.peer]).await;
+    c.apply(&[&a.peer]).await;
+    let IpAddr::V4(victim) = c.pod_ip else { panic!("an address of IPv4") };
+    let heard = c.pod.run(|| UdpSocket::bind((victim, 0)).unwrap());
+    heard.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    let port = heard.local_addr().unwrap().port();
+    // Through the node's address, through one that it does not report and through that of its bridge; from a pod of
+    // another node and from one of the same node.
+    let forged = encapsulated(
+        "203.0.113.3".parse().unwrap(),
+        "10.244.1.99".parse().unwrap(),
+        (victim, port),
+        b"forged",
+    );
+    for from in [&a.pod, &c.pod] {
+        let socket = from.run(|| UdpSocket::bind("0.0.0.0:0").unwrap());
+        for node in ["203.0.113.3", "203.0.113.77", "10.244.3.1"] {
+            // A refusal is as good as silence.
+            let _ = socket.send_to(&forged, (node, 8472));
+        }
+        // Packets of one pod to another come in order.
+        socket.send_to(b"honest", (victim, port)).unwrap();
+        let mut text = [0; 64];
+        let (count, _) = heard.recv_from(&mut text).unwrap();
+        assert_eq!(&text[..count], b"honest");
+    }
+    assert_eq!(echo(&a.pod, &c.pod, c.pod_ip), format!("ping from {}", a.pod_ip), "nodes use the tunnel");
+    // The port is not closed to others, nor for pods among themselves.
+    let other = between.run(|| UdpSocket::bind("198.51.100.254:8472").unwrap());
+    let pod = c.pod.run(|| UdpSocket::bind((victim, 8472)).unwrap());
+    let socket = a.pod.run(|| UdpSocket::bind("0.0.0.0:0").unwrap());
+    for (to, address) in [(&other, "198.51.100.254".to_owned()), (&pod, victim.to_string())] {
+        to.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        socket.send_to(b"honest", (address.as_str(), 8472)).unwrap();
+        let mut text = [0; 64];
+        assert_eq!(to.recv_from(&mut text).unwrap().0, 6);
+    }
+    c.bridge.remove().await.unwrap();
+    let tables = Connection::<Nftables>::new_in(&Netns::from_path(&c.ns.path).unwrap()).unwrap();
+    let left = tables.list_tables_in(Family::Ip).await.unwrap();
+    assert!(left.iter().all(|table| !table.name.contains("tunnel")), "{left:?}");
 }

@@ -4,7 +4,11 @@
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
-const SEQUENCE: u8 = 0x30;
+pub(crate) const SEQUENCE: u8 = 0x30;
+pub(crate) const SET: u8 = 0x31;
+const OBJECT_IDENTIFIER: u8 = 6;
+const PRINTABLE_STRING: u8 = 0x13;
+const UTF8_STRING: u8 = 0x0c;
 const BIT_STRING: u8 = 3;
 /// Where a certificate has its subject: after version, serial number, algorithm, issuer and validity.
 const SUBJECT: usize = 5;
@@ -24,6 +28,13 @@ pub(crate) fn element(tag: u8, content: &[u8]) -> Vec<u8> {
     }
     out.extend(content);
     out
+}
+
+/// An attribute of a name, as Go writes it: a printable string if it can be one.
+pub(crate) fn attribute(oid: &[u8], value: &str) -> Vec<u8> {
+    let printable = |byte: u8| byte.is_ascii_alphanumeric() || b" '()+,-./:=?".contains(&byte);
+    let tag = if value.bytes().all(printable) { PRINTABLE_STRING } else { UTF8_STRING };
+    element(SEQUENCE, &[element(OBJECT_IDENTIFIER, oid), element(tag, value.as_bytes())].concat())
 }
 
 /// The first element as it is, its content, and the bytes after it.
@@ -104,12 +115,6 @@ pub(crate) fn as_version_1<E>(
     const EXTENSIONS: usize = 7;
     let unsigned: Result<_, E> = replaced(certificate, EXTENSIONS, &[], |_| Ok(Vec::new()))?;
     replaced(&unsigned.ok()?, VERSION, &[], sign)
-}
-
-/// An attribute of a name.
-#[cfg(test)]
-pub(crate) fn attribute(oid: &[u8], value: &str) -> Vec<u8> {
-    element(SEQUENCE, &[element(6, oid), element(0x0c, value.as_bytes())].concat())
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ use time::{Duration, OffsetDateTime};
 use x509_parser::certification_request::X509CertificationRequest;
 use x509_parser::extensions::{GeneralName, ParsedExtension};
 use x509_parser::prelude::FromDer;
+use x509_parser::x509::X509Name;
 
 /// The contents of a certificate signing request.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -26,14 +27,17 @@ pub struct Request {
 }
 
 impl Request {
-    /// Reads a PEM. None when it is no request, or names an organisation or an address in a way that others might read
-    /// and we cannot.
+    /// Reads a PEM. None when it is no request, or has a name, an organisation or an address that others might read and
+    /// we cannot.
     pub fn parse(pem: &[u8]) -> Option<Self> {
         let (_, pem) = x509_parser::pem::parse_x509_pem(pem).ok()?;
         let (_, request) = X509CertificationRequest::from_der(&pem.contents).ok()?;
         let subject = &request.certification_request_info.subject;
+        let names: Vec<&str> =
+            subject.iter_common_name().map(|name| name.as_str().ok()).collect::<Option<_>>()?;
         let mut parsed = Self {
-            common_name: subject.iter_common_name().find_map(|n| n.as_str().ok()).unwrap_or_default().into(),
+            // As Go and the API server read a subject: of several names, the last counts.
+            common_name: names.last().copied().unwrap_or_default().to_owned(),
             organizations: subject
                 .iter_organization()
                 .map(|o| o.as_str().ok().map(Into::into))
@@ -81,8 +85,8 @@ impl NewRequest {
 }
 
 impl Authority {
-    /// Signs a request for the usages named as the API names them. The certificate has the request's subject as it
-    /// is and its alternative names; nothing else of the request is taken over. It ends after `seconds`, and never
+    /// Signs a request for the usages named as the API names them. The certificate has the request's subject as
+    /// [`Request::parse`] reads it and its alternative names; nothing else of the request is taken over. It ends after `seconds`, and never
     /// after the authority's own would be trusted for longer than a year.
     pub fn sign(&self, pem: &str, usages: &[String], seconds: u64) -> Result<String, PkiError> {
         let bad = || PkiError::Pem { what: "the request".into() };
@@ -106,10 +110,41 @@ impl Authority {
         let key = SubjectPublicKeyInfo::from_der(info.subject_pki.raw)?;
         let certificate = params.signed_by(&key, self.issuer())?;
         let signer = |message: &[u8]| self.issuer().key().sign(message);
-        let signed =
-            der::with_subject(certificate.der(), info.subject.as_raw(), signer).ok_or_else(bad)??;
+        let subject = certified_subject(&info.subject).ok_or_else(bad)?;
+        let signed = der::with_subject(certificate.der(), &subject, signer).ok_or_else(bad)??;
         Ok(der::to_pem("CERTIFICATE", &signed))
     }
+}
+
+/// The attributes of a subject that are certified, in Go's order: the last part of their object identifiers, which begin
+/// with 2.5.4, and true for those that may have several values.
+const CERTIFIED: [(u8, bool); 9] = [
+    (6, true),  // country
+    (10, true), // organization
+    (11, true), // organizational unit
+    (7, true),  // locality
+    (8, true),  // province
+    (9, true),  // street address
+    (17, true), // postal code
+    (3, false), // common name
+    (5, false), // serial number
+];
+
+/// A subject written anew, as upstream's signers do. A certificate must not have a second name beside the one that was
+/// checked, nor attributes that nobody checks. None if a value cannot be read.
+fn certified_subject(subject: &X509Name<'_>) -> Option<Vec<u8>> {
+    let mut sets = Vec::new();
+    for (kind, several) in CERTIFIED {
+        let oid = [0x55, 4, kind];
+        let values = subject.iter_attributes().filter(|attribute| attribute.attr_type().as_bytes() == oid);
+        let values: Vec<&str> = values.map(|value| value.as_str().ok()).collect::<Option<_>>()?;
+        let from = if several { 0 } else { values.len().saturating_sub(1) };
+        let set: Vec<u8> = values[from..].iter().flat_map(|value| der::attribute(&oid, value)).collect();
+        if !set.is_empty() {
+            sets.extend(der::element(der::SET, &set));
+        }
+    }
+    Some(der::element(der::SEQUENCE, &sets))
 }
 
 fn alternative_names(request: &X509CertificationRequest<'_>) -> Result<Vec<SanType>, PkiError> {
@@ -242,7 +277,9 @@ mod tests {
             let signed = authority.sign(&pem, &["client auth".to_owned()], 3600).unwrap();
             let (_, signed) = x509_parser::pem::parse_x509_pem(signed.as_bytes()).unwrap();
             let signed = signed.parse_x509().unwrap();
-            assert_eq!(signed.subject().as_raw(), subject);
+            let certified: Vec<&str> =
+                signed.subject().iter_organization().map(|o| o.as_str().unwrap()).collect();
+            assert_eq!(certified, ["devs", "ops", "night"]);
             let (_, ca) = x509_parser::pem::parse_x509_pem(authority.certificate().as_bytes()).unwrap();
             let ca = ca.parse_x509().unwrap();
             assert!(signed.verify_signature(Some(ca.public_key())).is_ok());
@@ -257,5 +294,51 @@ mod tests {
         let odd = der::element(0x30, &der::element(0x31, &[]));
         let request = der::with_request_subject(plain.der(), &odd, |m: &[u8]| key.sign(m)).unwrap().unwrap();
         let _ = authority.sign(&der::to_pem("CERTIFICATE REQUEST", &request), &[], 1);
+    }
+
+    /// A request whose subject is these sets of attributes.
+    fn with_subject(sets: &[Vec<u8>]) -> String {
+        let key = KeyPair::generate().unwrap();
+        let plain = CertificateParams::default().serialize_request(&key).unwrap();
+        let sets: Vec<u8> = sets.iter().flat_map(|set| der::element(0x31, set)).collect();
+        let subject = der::element(0x30, &sets);
+        let request = der::with_request_subject(plain.der(), &subject, |m: &[u8]| key.sign(m));
+        der::to_pem("CERTIFICATE REQUEST", &request.unwrap().unwrap())
+    }
+
+    #[test]
+    fn the_name_that_is_checked_is_the_one_that_is_certified() {
+        const COMMON_NAME: &[u8] = &[0x55, 4, 3];
+        const ORGANIZATION: &[u8] = &[0x55, 4, 10];
+        // 1.3.6.1.4.1.57683.2, the UID of a user.
+        const UID: &[u8] = &[0x2b, 6, 1, 4, 1, 0x83, 0xc2, 0x53, 2];
+        let name = |name: &str| der::attribute(COMMON_NAME, name);
+        let nodes = der::attribute(ORGANIZATION, "system:nodes");
+        let authority = Authority::create("kubernetes").unwrap();
+        for sets in [
+            vec![nodes.clone(), name("system:node:n"), name("system:kube-controller-manager")],
+            vec![nodes.clone(), [name("system:node:n"), name("system:kube-controller-manager")].concat()],
+            vec![
+                name("system:node:n"),
+                nodes,
+                der::attribute(UID, "u"),
+                name("system:kube-controller-manager"),
+            ],
+        ] {
+            let pem = with_subject(&sets);
+            // As Go reads it.
+            assert_eq!(Request::parse(pem.as_bytes()).unwrap().common_name, "system:kube-controller-manager");
+            let signed = authority.sign(&pem, &["client auth".to_owned()], 3600).unwrap();
+            let (_, signed) = x509_parser::pem::parse_x509_pem(signed.as_bytes()).unwrap();
+            let signed = signed.parse_x509().unwrap();
+            let subject: Vec<&str> =
+                signed.subject().iter_attributes().map(|attribute| attribute.as_str().unwrap()).collect();
+            assert_eq!(subject, ["system:nodes", "system:kube-controller-manager"]);
+        }
+        // A name that cannot be read could be one that others read.
+        let bitmap = [der::element(6, COMMON_NAME), der::element(0x1e, &[0, b'a'])].concat();
+        let unreadable = with_subject(&[der::element(0x30, &bitmap), name("system:node:n")]);
+        assert!(Request::parse(unreadable.as_bytes()).is_none());
+        assert!(authority.sign(&unreadable, &[], 1).is_err());
     }
 }

@@ -76,6 +76,12 @@ pub fn open_regular_in_root(dir: BorrowedFd<'_>, path: &Path) -> io::Result<std:
     std::fs::File::open(fd_path(&found))
 }
 
+/// True if the descriptor is the null device.
+pub fn is_null(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    let stat = nix::sys::stat::fstat(fd)?;
+    Ok(stat.st_mode & libc::S_IFMT == libc::S_IFCHR && stat.st_rdev == libc::makedev(1, 3))
+}
+
 /// A path by which the kernel finds an open descriptor again, whatever the path it was opened by is now.
 pub fn fd_path(fd: &impl AsRawFd) -> String {
     format!("/proc/self/fd/{}", fd.as_raw_fd())

@@ -89,6 +89,25 @@ async fn a_pod_in_a_user_namespace() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_volume_at_dev_stays_as_it_is() {
+    let world = World::new().await;
+    let sandbox = world.run_sandbox(with_user(world.sandbox_config())).await;
+    // It could be the node's /dev.
+    let devices = world.directory.path().join("devices");
+    std::fs::create_dir(&devices).unwrap();
+    std::fs::write(devices.join("null"), "").unwrap();
+    let mut config = user_shell("a", "echo ran");
+    let host_path = devices.display().to_string();
+    config.mounts.push(Mount { container_path: "/dev".into(), host_path, ..Default::default() });
+    let (status, output) = world.run(&sandbox, config).await;
+    assert_eq!((status.exit_code, output.as_str()), (0, "ran\n"));
+    assert_eq!(std::fs::metadata(devices.join("null")).unwrap().uid(), 0);
+    for made in ["zero", "tty", "fd", "core"] {
+        assert!(devices.join(made).symlink_metadata().is_err(), "{made} was made in a volume");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn processes_shared_in_a_user_namespace() {
     let world = World::new().await;
     let shared = NamespaceOption {

@@ -3,6 +3,7 @@
 use super::{Attributes, Operation, Plugin};
 use crate::auth::{Action, decide, node};
 use crate::registry::View;
+use base64::Engine;
 use ferrite_api::quota::amounts::list;
 use ferrite_api::{Status, meta};
 use ferrite_json::Value;
@@ -26,14 +27,21 @@ impl Plugin for NodeRestriction {
         let Some(node) = node::name(attributes.user) else { return Ok(()) };
         let problem =
             match (&*attributes.resource.group, &*attributes.resource.plural, attributes.subresource) {
-                ("", "pods", None) => pod(node, attributes, object),
+                ("", "pods", None) => pod(view, node, attributes, object),
                 ("", "pods", Some("status")) => pod_status(node, attributes, object),
                 ("", "pods", Some("eviction")) => attributes
                     .old
                     .filter(|pod| pod["spec"]["nodeName"] != node)
                     .map(|_| format!("node {node:?} can only evict pods with spec.nodeName set to itself")),
-                ("", "nodes", None | Some("status")) => own_node(node, attributes, object),
+                ("", "pods", Some(other)) => Some(format!(
+                    "unexpected pod subresource {other:?}, only 'status' and 'eviction' are allowed"
+                )),
+                ("", "nodes", _) => own_node(node, attributes, object),
                 ("", "persistentvolumeclaims", Some("status")) => claim_status(node, attributes, object),
+                ("", "persistentvolumeclaims", _) => Some("may only update PVC status".into()),
+                ("certificates.k8s.io", "certificatesigningrequests", None) => object
+                    .filter(|_| attributes.operation == Operation::Create)
+                    .and_then(|request| certificate_request(node, request)),
                 ("", "serviceaccounts", Some("token")) => {
                     object.and_then(|token| bound_token(view, node, attributes, token))
                 }
@@ -53,9 +61,12 @@ impl Plugin for NodeRestriction {
     }
 }
 
-fn pod(node: &str, attributes: &Attributes<'_>, object: Option<&Value>) -> Option<String> {
+fn pod(view: &View, node: &str, attributes: &Attributes<'_>, object: Option<&Value>) -> Option<String> {
     match attributes.operation {
-        Operation::Create => new_pod(node, object?),
+        Operation::Create => {
+            let own = view.get("", "nodes", "", node);
+            new_pod(node, own.as_deref().map(meta::uid), object?)
+        }
         Operation::Delete => (attributes.old?["spec"]["nodeName"] != node)
             .then(|| format!("node {node:?} can only delete pods with spec.nodeName set to itself")),
         Operation::Update => Some(format!(
@@ -65,7 +76,8 @@ fn pod(node: &str, attributes: &Attributes<'_>, object: Option<&Value>) -> Optio
     }
 }
 
-fn new_pod(node: &str, pod: &Value) -> Option<String> {
+/// Reason why a node, which has this UID, may not create a pod.
+fn new_pod(node: &str, uid: Option<&str>, pod: &Value) -> Option<String> {
     let spec = &pod["spec"];
     if pod["metadata"]["annotations"].get(MIRROR).is_none() {
         return Some(format!(
@@ -75,37 +87,99 @@ fn new_pod(node: &str, pod: &Value) -> Option<String> {
     if spec["nodeName"] != node {
         return Some(format!("node {node:?} can only create pods with spec.nodeName set to itself"));
     }
-    if let [owner, more @ ..] = list(&pod["metadata"], "ownerReferences") {
-        let own = owner["apiVersion"] == "v1" && owner["kind"] == "Node" && owner["name"] == node;
-        if !more.is_empty() {
-            return Some(format!(
-                "node {node:?} can only create pods with a single owner reference set to itself"
-            ));
-        }
-        if !own {
-            return Some(format!("node {node:?} can only create pods with an owner reference set to itself"));
-        }
-        if owner["controller"] != true {
-            return Some(format!(
-                "node {node:?} can only create pods with a controller owner reference set to itself"
-            ));
-        }
-        if owner["blockOwnerDeletion"] == true {
-            return Some(format!("node {node:?} must not set blockOwnerDeletion on an owner reference"));
-        }
+    if let Some(why) = owner_problem(node, uid, list(&pod["metadata"], "ownerReferences")) {
+        return Some(why);
     }
+    reference(spec).map(|kind| format!("node {node:?} can not create pods that reference {kind}"))
+}
+
+/// Reason why a mirror pod's owners are not its node and nothing else.
+fn owner_problem(node: &str, uid: Option<&str>, owners: &[Value]) -> Option<String> {
+    let [owner] = owners else {
+        let single = if owners.is_empty() { "an" } else { "a single" };
+        return Some(format!(
+            "node {node:?} can only create pods with {single} owner reference set to itself"
+        ));
+    };
+    if owner["apiVersion"] != "v1" || owner["kind"] != "Node" || owner["name"] != node {
+        return Some(format!("node {node:?} can only create pods with an owner reference set to itself"));
+    }
+    if owner["controller"] != true {
+        return Some(format!(
+            "node {node:?} can only create pods with a controller owner reference set to itself"
+        ));
+    }
+    if owner["blockOwnerDeletion"] == true {
+        return Some(format!("node {node:?} must not set blockOwnerDeletion on an owner reference"));
+    }
+    let Some(uid) = uid else { return Some(format!("nodes {node:?} not found")) };
+    let named = owner["uid"].as_str().unwrap_or_default();
+    (named != uid).then(|| format!("node {node} UID mismatch: expected {named} got {uid}"))
+}
+
+/// The kind of API objects that a pod refers to, in upstream's words. A node may read the objects that its pods refer
+/// to, so that a pod of its own must not refer to any.
+fn reference(spec: &Value) -> Option<&'static str> {
     if !spec["serviceAccountName"].as_str().unwrap_or_default().is_empty() {
-        return Some(format!("node {node:?} can not create pods that reference a service account"));
+        return Some("serviceaccounts");
     }
     for kind in ["secrets", "configmaps", "persistentvolumeclaims"] {
         let mut any = false;
         node::references(spec, kind, &mut |_| any = true);
         if any {
-            return Some(format!("node {node:?} can not create pods that reference {kind}"));
+            return Some(kind);
         }
     }
-    (!list(spec, "resourceClaims").is_empty())
-        .then(|| format!("node {node:?} can not create pods that reference resourceclaims"))
+    if !list(spec, "resourceClaims").is_empty() {
+        return Some("resourceclaims");
+    }
+    list(spec, "volumes").iter().find_map(|volume| {
+        let has = |(source, kind): &(&str, &'static str)| volume[*source].is_object().then_some(*kind);
+        let projected = || {
+            let sources = list(&volume["projected"], "sources");
+            sources.iter().find_map(|source| {
+                PROJECTED.iter().find(|(part, _)| source[*part].is_object()).map(|(_, kind)| *kind)
+            })
+        };
+        VOLUMES.iter().find_map(has).or_else(projected)
+    })
+}
+
+/// Volumes that need the API, and the kind of objects that they need.
+const VOLUMES: [(&str, &str); 7] = [
+    ("configMap", "configmaps (via configmap volumes)"),
+    ("secret", "secrets (via secret volumes)"),
+    ("csi", "csidrivers (via CSI volumes)"),
+    ("glusterfs", "endpoints (via glusterFS volumes)"),
+    ("persistentVolumeClaim", "persistentvolumeclaims"),
+    ("ephemeral", "persistentvolumeclaims (via ephemeral volumes)"),
+    ("azureFile", "secrets (via azureFile volumes)"),
+];
+
+/// Sources of projected volumes that need the API.
+const PROJECTED: [(&str, &str); 5] = [
+    ("configMap", "configmaps (via projected volumes)"),
+    ("secret", "secrets (via projected volumes)"),
+    ("serviceAccountToken", "serviceaccounts (via projected volumes)"),
+    ("clusterTrustBundle", "clustertrustbundles"),
+    ("podCertificate", "podcertificates"),
+];
+
+/// Reason why a node may not ask for a certificate of a kubelet: the certificate is another node's.
+fn certificate_request(node: &str, request: &Value) -> Option<String> {
+    const KUBELETS: [&str; 2] =
+        ["kubernetes.io/kubelet-serving", "kubernetes.io/kube-apiserver-client-kubelet"];
+    let spec = &request["spec"];
+    if !spec["signerName"].as_str().is_some_and(|signer| KUBELETS.contains(&signer)) {
+        return None;
+    }
+    let encoded = spec["request"].as_str().unwrap_or_default();
+    let pem = base64::engine::general_purpose::STANDARD.decode(encoded).ok();
+    let Some(parsed) = pem.and_then(|pem| ferrite_pki::Request::parse(&pem)) else {
+        return Some("unable to parse csr: it is not a certificate request".into());
+    };
+    (parsed.common_name != format!("system:node:{node}"))
+        .then(|| format!("can only create a node CSR with CN=system:node:{node}"))
 }
 
 fn pod_status(node: &str, attributes: &Attributes<'_>, object: Option<&Value>) -> Option<String> {
@@ -390,28 +464,93 @@ mod tests {
         }
     }
 
+    fn mirror(spec: Value) -> Value {
+        let owner = json!({"apiVersion": "v1", "kind": "Node", "name": "n", "uid": "u", "controller": true});
+        json!({"metadata": {"annotations": {MIRROR: "x"}, "ownerReferences": [owner]}, "spec": spec})
+    }
+
     #[test]
     fn only_mirrors_of_static_pods_are_created() {
-        let mirror = |spec: Value| json!({"metadata": {"annotations": {MIRROR: "x"}}, "spec": spec});
+        let with = |key: &str, value: Value| {
+            let mut spec = json!({"nodeName": "n"});
+            spec[key] = value;
+            mirror(spec)
+        };
+        let volume = |source: Value| with("volumes", json!([source]));
+        let projected = |part: &str| volume(json!({"projected": {"sources": [{part: {}}]}}));
         let rows = [
             (json!({"metadata": {}, "spec": {}}), Some("can only create mirror pods")),
             (mirror(json!({"nodeName": "other"})), Some("spec.nodeName set to itself")),
-            (
-                mirror(json!({"nodeName": "n", "serviceAccountName": "a"})),
-                Some("reference a service account"),
-            ),
-            (
-                mirror(json!({"nodeName": "n", "volumes": [{"name": "v", "secret": {"secretName": "s"}}]})),
-                Some("reference secrets"),
-            ),
-            (mirror(json!({"nodeName": "n"})), None),
+            (with("serviceAccountName", "a".into()), Some("reference serviceaccounts")),
+            (with("resourceClaims", json!([{}])), Some("reference resourceclaims")),
+            (volume(json!({"secret": {"secretName": "s"}})), Some("reference secrets")),
+            (volume(json!({"secret": {}})), Some("reference secrets (via secret volumes)")),
+            (volume(json!({"ephemeral": {}})), Some("persistentvolumeclaims (via ephemeral volumes)")),
+            (volume(json!({"csi": {"driver": "d"}})), Some("csidrivers (via CSI volumes)")),
+            (projected("serviceAccountToken"), Some("serviceaccounts (via projected volumes)")),
+            (projected("clusterTrustBundle"), Some("clustertrustbundles")),
+            (projected("downwardAPI"), None),
+            (volume(json!({"hostPath": {"path": "/"}})), None),
+            (with("hostNetwork", true.into()), None),
         ];
         for (pod, expected) in rows {
-            let found = new_pod("n", &pod);
+            let found = new_pod("n", Some("u"), &pod);
             match expected {
-                None => assert_eq!(found, None),
+                None => assert_eq!(found, None, "{pod}"),
                 Some(text) => assert!(found.as_ref().is_some_and(|f| f.ends_with(text)), "{found:?}"),
             }
+        }
+    }
+
+    #[test]
+    fn a_mirror_pod_is_owned_by_its_node() {
+        let fine = mirror(json!({}))["metadata"]["ownerReferences"][0].clone();
+        let other = |key: &str, value: Value| {
+            let mut owner = fine.clone();
+            owner[key] = value;
+            vec![owner]
+        };
+        for (owners, text) in [
+            (vec![], "an owner reference set to itself"),
+            (vec![fine.clone(), fine.clone()], "a single owner reference set to itself"),
+            (other("name", "m".into()), "an owner reference set to itself"),
+            (other("controller", false.into()), "a controller owner reference set to itself"),
+            (
+                other("blockOwnerDeletion", true.into()),
+                "must not set blockOwnerDeletion on an owner reference",
+            ),
+            (other("uid", "x".into()), "UID mismatch: expected x got u"),
+        ] {
+            let found = owner_problem("n", Some("u"), &owners);
+            assert!(found.as_ref().is_some_and(|f| f.ends_with(text)), "{found:?} {text}");
+        }
+        assert_eq!(owner_problem("n", Some("u"), std::slice::from_ref(&fine)), None);
+        assert!(owner_problem("n", None, &[fine]).is_some());
+    }
+
+    #[test]
+    fn a_node_asks_for_its_own_certificate() {
+        let request = |signer: &str, name: &str| {
+            let subject = ferrite_pki::Subject {
+                common_name: name.into(),
+                organization: Some("system:nodes".into()),
+                names: Vec::new(),
+            };
+            let pem = ferrite_pki::NewRequest::new(&subject).unwrap().request;
+            let encoded = base64::engine::general_purpose::STANDARD.encode(pem);
+            json!({"spec": {"signerName": signer, "request": encoded}})
+        };
+        const SERVING: &str = "kubernetes.io/kubelet-serving";
+        const CLIENT: &str = "kubernetes.io/kube-apiserver-client-kubelet";
+        for (request, fine) in [
+            (request(SERVING, "system:node:n"), true),
+            (request(CLIENT, "system:node:n"), true),
+            (request(SERVING, "system:node:m"), false),
+            (request(CLIENT, "system:node:m"), false),
+            (request("kubernetes.io/kube-apiserver-client", "system:kube-proxy"), true),
+            (json!({"spec": {"signerName": CLIENT, "request": "bm9uZQ=="}}), false),
+        ] {
+            assert_eq!(certificate_request("n", &request).is_none(), fine, "{request}");
         }
     }
 }

@@ -195,6 +195,20 @@ async fn plugins_that_are_off_work_when_turned_on() {
     let labels = json!({"metadata": {"labels": {"node-restriction.kubernetes.io/x": "y"}}});
     assert_eq!(node.patch("merge", "/api/v1/nodes/n", &labels).await.code, 403);
     assert_eq!(node.post(PODS, &pod("mine")).await.code, 403, "only mirrors of static pods");
+    // A mirror pod must not open objects to its node.
+    let uid = world.get("/api/v1/nodes/n").await.at("/metadata/uid");
+    let owner = json!({"apiVersion": "v1", "kind": "Node", "name": "n", "uid": uid, "controller": true});
+    let mut mirror = pod("mirror");
+    mirror["metadata"]["annotations"] = json!({"kubernetes.io/config.mirror": "x"});
+    mirror["metadata"]["ownerReferences"] = json!([owner]);
+    mirror["spec"]["nodeName"] = "n".into();
+    let claim =
+        json!({"spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}});
+    mirror["spec"]["volumes"] = json!([{"name": "data", "ephemeral": {"volumeClaimTemplate": claim}}]);
+    let refused = node.post(PODS, &mirror).await;
+    assert_eq!(refused.code, 403, "{}", refused.json());
+    mirror["spec"]["volumes"] = json!([]);
+    assert_eq!(node.post(PODS, &mirror).await.code, 201);
 }
 
 #[tokio::test]

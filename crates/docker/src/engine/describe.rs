@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use ferrite_cri::{MASKED_PATHS, READONLY_PATHS, v1};
+use ferrite_cri::{READONLY_PATHS, masked_paths, v1};
 use oci_spec::runtime::{LinuxPids, Mount, PosixRlimitBuilder, PosixRlimitType, Spec};
 
 use super::{EngineError, Result};
@@ -60,7 +60,7 @@ pub(super) fn security(host: &HostConfig, groups: Vec<i64>) -> Result<v1::LinuxC
         namespace_options: Some(namespaces(host)),
         readonly_rootfs: host.read_only,
         seccomp: Some(profile(ProfileType::RuntimeDefault, "")),
-        masked_paths: MASKED_PATHS.iter().map(|path| (*path).to_owned()).collect(),
+        masked_paths: masked_paths().to_vec(),
         readonly_paths: READONLY_PATHS.iter().map(|path| (*path).to_owned()).collect(),
         supplemental_groups: groups,
         ..Default::default()

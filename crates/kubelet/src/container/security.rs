@@ -8,7 +8,7 @@ use ferrite_cri::v1::{
     NamespaceOption, SeLinuxOption, SecurityProfile, SupplementalGroupsPolicy, UserNamespace,
     security_profile::ProfileType,
 };
-use ferrite_cri::{MASKED_PATHS, READONLY_PATHS};
+use ferrite_cri::{READONLY_PATHS, masked_paths};
 use k8s_openapi::api::core::v1::{Pod, PodSecurityContext, SELinuxOptions, SecurityContext};
 
 /// The user an image runs as when the pod does not say.
@@ -148,9 +148,6 @@ pub(crate) fn container_context(
         add_ambient_capabilities: Vec::new(),
     });
     let unmasked = privileged || own.proc_mount.as_deref() == Some("Unmasked");
-    let paths = |list: &[&str]| {
-        if unmasked { Vec::new() } else { list.iter().map(|p| p.to_string()).collect() }
-    };
     let mut namespace_options = namespaces(pod, users);
     // As upstream: where processes are shared anyway there is nothing to join.
     if let Some(target) = target_id.filter(|_| namespace_options.pid() == NamespaceMode::Container) {
@@ -178,8 +175,8 @@ pub(crate) fn container_context(
         supplemental_groups: supplemental(&of_pod),
         supplemental_groups_policy: groups_policy(&of_pod),
         no_new_privs: own.allow_privilege_escalation == Some(false),
-        masked_paths: paths(MASKED_PATHS),
-        readonly_paths: paths(READONLY_PATHS),
+        masked_paths: if unmasked { Vec::new() } else { masked_paths().to_vec() },
+        readonly_paths: if unmasked { Vec::new() } else { READONLY_PATHS.map(String::from).to_vec() },
         seccomp: Some(seccomp::profile(profile, profiles)?),
         ..LinuxContainerSecurityContext::default()
     })

@@ -33,8 +33,8 @@ use tokio::sync::{Notify, watch};
 /// Nothing reports that memory or disk become scarce; upstream looks as often.
 const PERIOD: Duration = Duration::from_secs(10);
 
-/// Files are counted in every third round only: a pod may have very many.
-const ROUNDS_PER_COUNT: u64 = 3;
+/// Files are counted less often: a pod may have very many.
+const COUNT_PERIOD: Duration = Duration::from_secs(30);
 
 /// Conditions of the node that admission and the Node's status read.
 pub(crate) type Pressures = BTreeSet<Pressure>;
@@ -57,12 +57,32 @@ pub(crate) struct EvictionManager {
 
 impl EvictionManager {
     pub(crate) async fn run(self) {
+        // Apart from each other: pods with very many files must not hold up an eviction for want of memory.
+        tokio::join!(self.follow_pressures(), self.follow_disk_limits());
+    }
+
+    async fn follow_pressures(&self) {
         let mut state = EvictionState::default();
         let mut ticks = tokio::time::interval(PERIOD);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        for round in 0u64.. {
+        loop {
             ticks.tick().await;
-            self.pass(&mut state, round.is_multiple_of(ROUNDS_PER_COUNT)).await;
+            self.pass(&mut state).await;
+        }
+    }
+
+    async fn follow_disk_limits(&self) {
+        if !self.disk_limits {
+            return;
+        }
+        let mut ticks = tokio::time::interval(COUNT_PERIOD);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            // One pod at a time, as below.
+            if !self.is_ending() {
+                self.enforce_disk_limits().await;
+            }
         }
     }
 
@@ -75,7 +95,7 @@ impl EvictionManager {
         }
     }
 
-    async fn pass(&self, state: &mut EvictionState, count_files: bool) {
+    async fn pass(&self, state: &mut EvictionState) {
         let observed = self.observer().observe().await;
         let now = self.context.clock.now();
         let Findings { pressures, due } =
@@ -92,9 +112,6 @@ impl EvictionManager {
         }
         // One pod at a time: its end may be enough.
         if self.is_ending() {
-            return;
-        }
-        if self.disk_limits && count_files && self.enforce_disk_limits().await {
             return;
         }
         let Some(threshold) = due.first() else { return };
@@ -133,22 +150,20 @@ impl EvictionManager {
         }
     }
 
-    /// Ends pods that have more on disk than they may. True when one ends.
-    async fn enforce_disk_limits(&self) -> bool {
+    /// Ends pods that have more on disk than they may.
+    async fn enforce_disk_limits(&self) {
         let mut limited = self.pods();
         limited.retain(|pod| rank::has_disk_limit(pod));
         if limited.is_empty() {
-            return false;
+            return;
         }
         let usage = self.usage(&limited, true).await;
-        let mut ended = false;
         for pod in &limited {
             let Some(used) = usage.get(&PodId::of(pod).uid) else { continue };
             if let Some(message) = rank::disk_excess(pod, used) {
-                ended |= self.end(pod, message, Duration::from_secs(1));
+                self.end(pod, message, Duration::from_secs(1));
             }
         }
-        ended
     }
 
     /// Removes images that nobody uses. True when that is enough.

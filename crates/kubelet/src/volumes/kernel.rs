@@ -110,7 +110,29 @@ pub(crate) fn bind_sub_path(volume: &Path, sub: &str, point: &Path) -> io::Resul
         ));
     }
     let fd = open_beneath(volume, sub)?;
+    leave_other(&fd, point)?;
     bind(&fd, point).map(drop)
+}
+
+/// Unmounts and removes `point` if it shows another file than `fd`. A restarted container gets the file that is at its
+/// sub-path now, as upstream: one of a ConfigMap is replaced when it changes.
+fn leave_other(fd: &OwnedFd, point: &Path) -> io::Result<()> {
+    let shown = match open_point(point) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+        opened => fstat(opened?)?,
+    };
+    let wanted = fstat(fd)?;
+    if (shown.st_dev, shown.st_ino) == (wanted.st_dev, wanted.st_ino) {
+        return Ok(());
+    }
+    mounts::unmount_below(point)?;
+    // A directory cannot be the place of a file, and the other way round.
+    ferrite_hostfs::remove_tree(point)
+}
+
+fn open_point(point: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+    Ok(openat2(AT_FDCWD, point, OpenHow::new().flags(flags))?)
 }
 
 /// Binds the file of `fd` at `point`, without the mounts below it, as a private mount. Returns true if it
@@ -196,6 +218,27 @@ mod tests {
         let volume = tree.0.path().join("v");
         nix::unistd::mkfifo(&volume, Mode::S_IRWXU).unwrap();
         assert!(bind_sub_path(&volume, "x", &tree.0.path().join("p")).is_err());
+    }
+
+    #[test]
+    fn a_sub_path_is_what_is_there_now() {
+        let tree = Tree(tempfile::tempdir().expect("this test needs root"));
+        let (volume, point) = (tree.0.path().join("v"), tree.0.path().join("p"));
+        fs::create_dir(&volume).unwrap();
+        fs::write(volume.join("f"), "old").unwrap();
+        bind_sub_path(&volume, "f", &point).unwrap();
+        fs::write(volume.join("new"), "new").unwrap();
+        fs::rename(volume.join("new"), volume.join("f")).unwrap();
+        assert_eq!(fs::read_to_string(&point).unwrap(), "old", "running containers keep their file");
+        for _ in 0..2 {
+            bind_sub_path(&volume, "f", &point).unwrap();
+            assert_eq!(fs::read_to_string(&point).unwrap(), "new");
+        }
+        assert_eq!(mounts::below(tree.0.path()).unwrap().len(), 1);
+        fs::remove_file(volume.join("f")).unwrap();
+        fs::create_dir_all(volume.join("f/d")).unwrap();
+        bind_sub_path(&volume, "f", &point).unwrap();
+        assert!(point.join("d").is_dir());
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! kernel, also after a crash, and routes of others are never touched. Ranges without a node keep the `unreachable`
 //! route of the cluster, whose metric is worse.
 
+mod guard;
 mod plan;
 
 use std::collections::BTreeSet;
@@ -23,6 +24,7 @@ use nlink::netlink::{Connection, Route};
 use crate::bridge::{delete_link, find_link, is_host_link, open_netns};
 use crate::state::Record;
 use crate::{Cidr, Cidrs, IpFamily, NetworkError, addresses, rules};
+use guard::Guard;
 pub use plan::{Encapsulation, Peer, RouterConfig};
 use plan::{Hop, Plan, Segment, plan, tunnel_address, tunnel_gateway};
 
@@ -58,6 +60,8 @@ pub struct Router {
     conn: Connection<Route>,
     /// Nodes that the tunnel leads to.
     tunnels: BTreeSet<(Cidr, IpAddr)>,
+    /// The rules that keep pods out of the tunnel.
+    guard: Option<Guard>,
     /// Peers that were refused in the last call: each refusal is reported once.
     refused: BTreeSet<String>,
 }
@@ -79,7 +83,7 @@ impl Router {
             Connection::<Route>::new_in(&host).map_err(NetworkError::netlink("open a netlink socket"))?;
         // Its neighbours may be those of a cluster that has changed since.
         delete_link(&conn, &tunnel_link(&config.bridge)).await?;
-        Ok(Self { config, host, conn, tunnels: BTreeSet::new(), refused: BTreeSet::new() })
+        Ok(Self { config, host, conn, tunnels: BTreeSet::new(), guard: None, refused: BTreeSet::new() })
     }
 
     /// Brings the routes in line with the peers, the oldest first. Peers whose claims cannot be true get no route.
@@ -98,6 +102,7 @@ impl Router {
                 Hop::Direct { .. } => None,
             })
             .collect();
+        self.keep_out(peers, &tunnels).await?;
         let tunnel = self.lead_tunnel(&tunnels).await?;
         let present = self.present().await?;
         for (cidr, hop) in &plan.hops {
@@ -129,6 +134,24 @@ impl Router {
         if self.tunnels.is_empty() {
             delete_link(&self.conn, &tunnel_link(&self.config.bridge)).await?;
         }
+        Ok(())
+    }
+
+    /// Keeps pods out of the tunnels of this node and of the peers, which may have one where this node has none.
+    async fn keep_out(
+        &mut self,
+        peers: &[Peer],
+        tunnels: &BTreeSet<(Cidr, IpAddr)>,
+    ) -> Result<(), NetworkError> {
+        if self.config.encapsulation == Encapsulation::Never {
+            self.guard = None;
+            return guard::remove(&self.host, &self.config.bridge).await;
+        }
+        let own = *self.config.node_ips.primary();
+        let nodes = peers.iter().flat_map(|peer| peer.addresses.iter().copied());
+        let wanted = Guard::new(own, nodes, tunnels.iter().map(|(_, node)| *node).collect());
+        wanted.set(&self.host, &self.config.bridge, self.guard.as_ref()).await?;
+        self.guard = Some(wanted);
         Ok(())
     }
 

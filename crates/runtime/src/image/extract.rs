@@ -5,6 +5,7 @@
 //! character device 0:0 hides a name, the attribute `trusted.overlay.opaque` hides a directory's lower
 //! content.
 
+use std::collections::HashMap;
 use std::ffi::{CString, OsStr};
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -30,6 +31,8 @@ const OPAQUE: &[u8] = b".wh..wh..opq";
 const AUFS_NOTES: &[u8] = b".wh..wh.";
 const OPAQUE_XATTR: &[u8] = b"trusted.overlay.opaque";
 const MAX_XATTR: usize = 64 << 10;
+/// Bytes of the paths of all directories of a layer, which are kept in memory until its end.
+const MAX_DIRECTORY_NAMES: u64 = 64 << 20;
 
 /// Limits for the contents of one layer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -83,7 +86,8 @@ pub(crate) fn extract(archive: impl Read, root: &Path, limits: &Limits) -> Resul
     let mut extractor = Extractor {
         root: OwnedFd::from(directory),
         parent: None,
-        times: Vec::new(),
+        times: HashMap::new(),
+        remembered: 0,
         done: Extracted::default(),
         buffer: vec![0; 256 << 10],
     };
@@ -107,7 +111,9 @@ struct Extractor {
     /// The directory the last entry was in: entries come grouped by directory.
     parent: Option<(Vec<u8>, OwnedFd)>,
     /// Directories get their times last, because making their content changes them.
-    times: Vec<(Vec<u8>, (i64, u32))>,
+    times: HashMap<Vec<u8>, (i64, u32)>,
+    /// Bytes of the paths in `times`.
+    remembered: u64,
     done: Extracted,
     buffer: Vec<u8>,
 }
@@ -244,7 +250,23 @@ impl Extractor {
                 .or_else(ignore_unsupported)
                 .map_err(fail)?;
         }
-        self.times.push((path.to_vec(), entry.mtime));
+        self.remember(path, entry.mtime)
+    }
+
+    /// Remembers a directory's time. An archive names a directory with few bytes as often as it likes.
+    fn remember(&mut self, path: &[u8], time: (i64, u32)) -> Result<(), ImageError> {
+        if let Some(known) = self.times.get_mut(path) {
+            *known = time;
+            return Ok(());
+        }
+        self.remembered += path.len() as u64;
+        if self.remembered > MAX_DIRECTORY_NAMES {
+            return Err(ImageError::Limit {
+                what: "length of all names of directories",
+                limit: MAX_DIRECTORY_NAMES,
+            });
+        }
+        self.times.insert(path.to_vec(), time);
         Ok(())
     }
 
@@ -273,7 +295,7 @@ impl Extractor {
 
     fn finish(&mut self) -> Result<(), ImageError> {
         self.parent = None;
-        for (path, time) in std::mem::take(&mut self.times).iter().rev() {
+        for (path, time) in &std::mem::take(&mut self.times) {
             match self.open_readable(path) {
                 Ok(directory) => futimens(&directory, &spec(*time), &spec(*time)).map_err(|errno| {
                     ImageError::Io { what: "unpack", path: shown(path), source: errno.into() }

@@ -1,6 +1,7 @@
 //! Running further commands in containers.
 
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use ferrite_cri::v1::{ExecSyncRequest, ExecSyncResponse};
@@ -15,6 +16,11 @@ use crate::supervisor::protocol::{Decoder, Exec, Failure, Reply, Request};
 
 /// Most output kept of one stream of an exec_sync, as containerd has it.
 const MAX_OUTPUT: usize = 16 << 20;
+/// Bytes of output that each stream may have in any case.
+const FREE_OUTPUT: usize = 64 << 10;
+/// Bytes of output that all calls of exec_sync have together, beside the free ones. Pods with many probes, each of
+/// which prints as much as it may, must not take the memory of the node.
+const ALL_OUTPUT: usize = 128 << 20;
 /// Longest wait for output after the command has ended (a process that it left may hold the pipe).
 const DRAIN: Duration = Duration::from_secs(5);
 
@@ -141,10 +147,15 @@ impl Inner {
         let name = running.name.clone();
         let work = async {
             let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+            // Kept as long as the output is, also of a stream that has ended.
+            let (mut of_stdout, mut of_stderr) = (OUTPUT.share(), OUTPUT.share());
             let mut drained = false;
             let code = {
                 let output = async {
-                    tokio::join!(collect(&mut out_read, &mut stdout), collect(&mut err_read, &mut stderr));
+                    tokio::join!(
+                        collect(&mut out_read, &mut stdout, &mut of_stdout),
+                        collect(&mut err_read, &mut stderr, &mut of_stderr)
+                    );
                 };
                 tokio::pin!(output);
                 let exit = running.exit_code();
@@ -182,16 +193,71 @@ impl Inner {
     }
 }
 
-/// Reads to the end, keeping no more than the limit.
-async fn collect(source: &mut pipe::Receiver, into: &mut Vec<u8>) {
+/// The output of all calls that are under way.
+static OUTPUT: Budget = Budget { left: AtomicUsize::new(ALL_OUTPUT) };
+
+/// Bytes that several calls share.
+struct Budget {
+    left: AtomicUsize,
+}
+
+/// The part of a budget that one stream has, until dropped.
+struct Share<'a> {
+    budget: &'a Budget,
+    bytes: usize,
+}
+
+impl Budget {
+    fn share(&self) -> Share<'_> {
+        Share { budget: self, bytes: 0 }
+    }
+}
+
+impl Share<'_> {
+    /// Takes so many bytes, or those that are left.
+    fn take(&mut self, wanted: usize) -> usize {
+        let rest = |left: usize| Some(left.saturating_sub(wanted));
+        let before = self.budget.left.fetch_update(Ordering::AcqRel, Ordering::Acquire, rest);
+        let taken = before.unwrap_or_else(|left| left).min(wanted);
+        self.bytes += taken;
+        taken
+    }
+}
+
+impl Drop for Share<'_> {
+    fn drop(&mut self) {
+        self.budget.left.fetch_add(self.bytes, Ordering::AcqRel);
+    }
+}
+
+/// Reads to the end, keeping no more than the limit and the budget allow.
+async fn collect(source: &mut pipe::Receiver, into: &mut Vec<u8>, share: &mut Share<'_>) {
     let mut buffer = vec![0; 8192];
     loop {
         match source.read(&mut buffer).await {
             Ok(0) | Err(_) => return,
             Ok(count) => {
-                let room = MAX_OUTPUT.saturating_sub(into.len());
-                into.extend_from_slice(&buffer[..count.min(room)]);
+                let wanted = count.min(MAX_OUTPUT.saturating_sub(into.len()));
+                let free = wanted.min(FREE_OUTPUT.saturating_sub(into.len()));
+                let kept = free + share.take(wanted - free);
+                into.extend_from_slice(&buffer[..kept]);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_budget_is_shared_and_given_back() {
+        let budget = Budget { left: AtomicUsize::new(10) };
+        let (mut a, mut b) = (budget.share(), budget.share());
+        assert_eq!((a.take(4), b.take(4), a.take(4), b.take(1)), (4, 4, 2, 0));
+        drop(a);
+        assert_eq!(b.take(100), 6);
+        drop(b);
+        assert_eq!(budget.left.into_inner(), 10);
     }
 }

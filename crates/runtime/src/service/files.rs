@@ -9,6 +9,13 @@ pub(super) const RESOLV_CONF: &str = "resolv.conf";
 pub(super) const HOSTNAME: &str = "hostname";
 pub(super) const HOSTS: &str = "hosts";
 
+/// Bytes on disk of a sandbox's files, which its containers can write.
+pub(super) fn space(directory: &Path) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    let files = [RESOLV_CONF, HOSTNAME, HOSTS].map(|name| directory.join(name).symlink_metadata());
+    files.iter().flatten().map(|file| file.blocks().saturating_mul(512)).sum()
+}
+
 /// Largest file of the node that is copied.
 const MAX_NODE_FILE: u64 = 1 << 20;
 

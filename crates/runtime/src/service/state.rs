@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use ferrite_cri::Error;
@@ -118,6 +119,8 @@ pub struct Container {
     pub bundle: PathBuf,
     record: Mutex<ContainerRecord>,
     layer_usage: Mutex<Option<LayerUsage>>,
+    /// The files of the layer are being counted.
+    pub counting: AtomicBool,
     pub status: watch::Sender<Status>,
     /// Held while changing the container.
     pub gate: tokio::sync::Mutex<()>,
@@ -139,6 +142,7 @@ impl Container {
             bundle,
             record: Mutex::new(record),
             layer_usage: Mutex::new(None),
+            counting: AtomicBool::new(false),
             status: watch::Sender::new(status),
             gate: tokio::sync::Mutex::new(()),
         }

@@ -1,6 +1,7 @@
 //! Usage statistics of containers and pods.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use ferrite_cri::v1::*;
@@ -8,6 +9,7 @@ use ferrite_cri::{Error, Result};
 
 use super::Inner;
 use super::client::blocking;
+use super::files;
 use super::sandbox::host_network;
 use super::state::{Container, LayerUsage, Sandbox, Status};
 use crate::cgroup::Layout;
@@ -43,10 +45,13 @@ fn memory(cgroups: &Layout, group: &str, timestamp: i64) -> Option<MemoryUsage> 
     })
 }
 
-fn measure(cgroups: &Layout, container: &Container) -> ContainerStats {
+/// Measures a container. The files that it shares with its pod are its own as well as the others': each of them can make
+/// them large.
+fn measure(cgroups: &Layout, container: &Arc<Container>, sandbox: Option<&Sandbox>) -> ContainerStats {
     let timestamp = sys::now();
     let group = container.record().cgroup;
     let layer = layer_usage(container);
+    let shared = sandbox.map_or(0, |sandbox| files::space(&sandbox.state_dir));
     ContainerStats {
         attributes: Some(ContainerAttributes {
             id: container.id.clone(),
@@ -59,7 +64,7 @@ fn measure(cgroups: &Layout, container: &Container) -> ContainerStats {
         writable_layer: Some(FilesystemUsage {
             timestamp,
             fs_id: Some(FilesystemIdentifier { mountpoint: container.bundle.display().to_string() }),
-            used_bytes: value(layer.bytes),
+            used_bytes: value(layer.bytes.saturating_add(shared)),
             inodes_used: value(layer.inodes),
         }),
         swap: cgroups.swap(&group).map(|swap| SwapUsage {
@@ -72,18 +77,55 @@ fn measure(cgroups: &Layout, container: &Container) -> ContainerStats {
 }
 
 /// Most files of a writable layer that are counted: a figure must not cost minutes.
-const MAX_COUNTED: u64 = 4 << 20;
+const MAX_COUNTED: u64 = 16 << 20;
+/// Files that are counted while somebody waits. More are counted beside: a container with very many files would hold up
+/// the figures of all others, and evictions.
+const COUNTED_AT_ONCE: u64 = 20_000;
 
-/// Disk usage of the container's writable layer, counted anew when the last count is old.
-fn layer_usage(container: &Container) -> LayerUsage {
-    if let Some(usage) = container.layer_usage().filter(|usage| usage.at.elapsed() < LAYER_AGE) {
-        return usage;
+/// How a layer's usage is found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Count {
+    /// The last count is recent.
+    Recent,
+    /// The layer had few files, or was never counted.
+    AtOnce,
+    /// It has many.
+    Beside,
+}
+
+fn how_to_count(last: Option<(Duration, u64)>) -> Count {
+    match last {
+        Some((age, _)) if age < LAYER_AGE => Count::Recent,
+        Some((_, inodes)) if inodes >= COUNTED_AT_ONCE => Count::Beside,
+        _ => Count::AtOnce,
     }
-    // Unreadable files count as nothing; a file with several names counts once per name.
-    let counted = ferrite_hostfs::usage(&container.bundle.join("upper"), MAX_COUNTED).unwrap_or_default();
+}
+
+/// Counts the files of a layer. Unreadable files count as nothing; a file with several names counts once per name.
+fn count(container: &Container, limit: u64) -> LayerUsage {
+    let counted = ferrite_hostfs::usage(&container.bundle.join("upper"), limit).unwrap_or_default();
     let usage = LayerUsage { at: Instant::now(), bytes: counted.bytes, inodes: counted.inodes };
     container.note_layer_usage(usage);
     usage
+}
+
+/// Disk usage of the container's writable layer, counted anew when the last count is old. The figures of a layer with
+/// many files are those of the last count, as other runtimes have them, until the next one has ended.
+fn layer_usage(container: &Arc<Container>) -> LayerUsage {
+    let last = container.layer_usage();
+    let known = match (how_to_count(last.map(|last| (last.at.elapsed(), last.inodes))), last) {
+        (Count::Recent, Some(last)) => return last,
+        (Count::Beside, Some(last)) => last,
+        _ => count(container, COUNTED_AT_ONCE),
+    };
+    if known.inodes >= COUNTED_AT_ONCE && !container.counting.swap(true, Ordering::AcqRel) {
+        let container = container.clone();
+        tokio::task::spawn_blocking(move || {
+            count(&container, MAX_COUNTED);
+            container.counting.store(false, Ordering::Release);
+        });
+    }
+    known
 }
 
 /// The interfaces of `/proc/<pid>/net/dev` but loopback.
@@ -239,9 +281,12 @@ fn figures(stats: &ContainerStats) -> Vec<Metric> {
 impl Inner {
     async fn measure_all(&self, containers: Vec<Arc<Container>>) -> Result<Vec<ContainerStats>> {
         let cgroups = self.cgroups.clone();
-        blocking(move || Ok(containers.iter().map(|container| measure(&cgroups, container)).collect()))
-            .await
-            .map_err(|error| Error::internal(format!("read statistics: {error}")))
+        let sandboxes: Vec<_> = containers.iter().map(|c| self.index.sandbox(&c.sandbox).ok()).collect();
+        let all = move || {
+            let pairs = containers.iter().zip(&sandboxes);
+            Ok(pairs.map(|(container, sandbox)| measure(&cgroups, container, sandbox.as_deref())).collect())
+        };
+        blocking(all).await.map_err(|error| Error::internal(format!("read statistics: {error}")))
     }
 
     /// Disk usage of all writable layers together.
@@ -249,7 +294,7 @@ impl Inner {
         let containers: Vec<_> = self.index.read().containers.values().cloned().collect();
         let mountpoint = self.config.root.display().to_string();
         let count = move || {
-            let layers = containers.iter().map(|container| layer_usage(container));
+            let layers = containers.iter().map(layer_usage);
             let (bytes, inodes) = layers.fold((0, 0), |(b, i), layer| (b + layer.bytes, i + layer.inodes));
             Ok(FilesystemUsage {
                 timestamp: sys::now(),
@@ -380,6 +425,21 @@ impl Inner {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nobody_waits_for_many_files() {
+        let (young, old) = (Duration::from_secs(1), LAYER_AGE);
+        for (last, expected) in [
+            (None, Count::AtOnce),
+            (Some((young, 5)), Count::Recent),
+            (Some((young, COUNTED_AT_ONCE)), Count::Recent),
+            (Some((old, 5)), Count::AtOnce),
+            (Some((old, COUNTED_AT_ONCE)), Count::Beside),
+            (Some((old, MAX_COUNTED)), Count::Beside),
+        ] {
+            assert_eq!(how_to_count(last), expected, "{last:?}");
+        }
+    }
 
     #[test]
     fn interface_counters() {

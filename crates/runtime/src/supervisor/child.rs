@@ -41,7 +41,8 @@ pub fn container(
     status: BorrowedFd<'_>,
 ) -> ! {
     settle(streams, status);
-    let error = match set_up_container(bundle, cgroup, cgroups, streams.is_none()) {
+    let ready = guard_null().and_then(|()| set_up_container(bundle, cgroup, cgroups, streams.is_none()));
+    let error = match ready {
         Err(error) => error,
         Ok((spec, filters)) => match spec.process() {
             Some(description) => {
@@ -69,7 +70,8 @@ pub fn exec(
         Err(error) => fail(&SetupError::plain(error.to_string())),
     };
     let target = settle_keeping(streams, status, target);
-    let error = match set_up_exec(request, groups, cgroups, &target, streams.is_none()) {
+    let ready = guard_null().and_then(|()| set_up_exec(request, groups, cgroups, &target, streams.is_none()));
+    let error = match ready {
         Err(error) => error,
         Ok((spec, filters)) => match spec.process() {
             Some(description) => process::run(description, &request.args, &filters, &|| {}),
@@ -117,6 +119,8 @@ fn set_up_container(
     if let Some(user) = user {
         user.enter()?;
     }
+    own_null();
+    join_keyring(directory, true)?;
     Ok((spec, filters))
 }
 
@@ -151,6 +155,8 @@ fn set_up_exec(
     if user.is_some() {
         userns::become_root()?;
     }
+    own_null();
+    join_keyring(&request.bundle, false)?;
     nix::unistd::setsid().context("make session")?;
     if terminal {
         let root = std::fs::File::open("/").context("open root")?;
@@ -172,6 +178,83 @@ pub fn give_streams(uid: u32, gid: u32) {
             let _ = nix::unistd::fchown(stream, Some(uid.into()), Some(gid.into()));
         }
     }
+}
+
+/// The standard streams that are the null device.
+fn null_streams() -> impl Iterator<Item = RawFd> {
+    (0..3).filter(|number| {
+        // SAFETY: the number is only inspected; a closed one is an error.
+        let stream = unsafe { BorrowedFd::borrow_raw(*number) };
+        sys::is_null(stream).unwrap_or(false)
+    })
+}
+
+/// Exchanges the node's /dev/null among the standard streams for a read-only view of it: the root of a container
+/// could change the mode and the owner of the node's file through the descriptor. Must be called before the process
+/// leaves the node's mounts.
+pub fn guard_null() -> Result<(), SetupError> {
+    const WHAT: &str = "guard the node's /dev/null";
+    let streams: Vec<RawFd> = null_streams().collect();
+    if streams.is_empty() {
+        return Ok(());
+    }
+    let view = mounts::null_view().context(WHAT)?;
+    let null = std::fs::File::options().read(true).write(true).open(sys::fd_path(&view)).context(WHAT)?;
+    put_null(&null, &streams).context(WHAT)
+}
+
+/// Exchanges the null device among the standard streams for the container's own, as runc does, if it has one.
+fn own_null() {
+    use std::os::unix::fs::OpenOptionsExt;
+    let streams: Vec<RawFd> = null_streams().collect();
+    // The container may have put anything there: a link is not followed and a FIFO does not block.
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY;
+    let opened = std::fs::File::options().read(true).write(true).custom_flags(flags).open("/dev/null");
+    if let Ok(null) = opened
+        && sys::is_null(null.as_fd()).unwrap_or(false)
+    {
+        // SAFETY: changes flags of our own descriptor.
+        unsafe { libc::fcntl(null.as_raw_fd(), libc::F_SETFL, libc::O_RDWR) };
+        let _ = put_null(&null, &streams);
+    }
+}
+
+fn put_null(null: &std::fs::File, streams: &[RawFd]) -> io::Result<()> {
+    for number in streams {
+        // SAFETY: 0..=2 are ours to replace.
+        nix::errno::Errno::result(unsafe { libc::dup2(null.as_raw_fd(), *number) })?;
+    }
+    Ok(())
+}
+
+/// Gives the process the session keyring of its container, as runc does. The one of the process that started the
+/// node may hold keys of its user, and every container would share it.
+fn join_keyring(bundle: &Path, make: bool) -> Result<(), SetupError> {
+    const JOIN_SESSION: libc::c_long = 1;
+    const SET_PERMISSIONS: libc::c_long = 5;
+    /// The possessor has all rights. The owner may view, read, search and link: without the right to search,
+    /// an exec would not find the keyring.
+    const PERMISSIONS: libc::c_ulong = 0x3f1b_0000;
+    let id = bundle.file_name().unwrap_or_default();
+    let mut name = std::ffi::OsString::from("_ses.");
+    name.push(id);
+    let name = sys::cstring(name).context("name the session keyring")?;
+    // SAFETY: the name lives for the call, which only reads it.
+    let joined = unsafe { libc::syscall(libc::SYS_keyctl, JOIN_SESSION, name.as_ptr()) };
+    let keyring = match nix::errno::Errno::result(joined) {
+        Ok(keyring) => keyring,
+        // A kernel without keys has nothing to share. A filter that refuses the call refuses it to the container, too.
+        Err(nix::errno::Errno::ENOSYS | nix::errno::Errno::EPERM) => return Ok(()),
+        Err(error) => return Err(error).context("join a session keyring"),
+    };
+    if make {
+        // SAFETY: plain integers.
+        nix::errno::Errno::result(unsafe {
+            libc::syscall(libc::SYS_keyctl, SET_PERMISSIONS, keyring, PERMISSIONS)
+        })
+        .context("set the rights of the session keyring")?;
+    }
+    Ok(())
 }
 
 fn has_own_cgroup_namespace(spec: &oci_spec::runtime::Spec) -> bool {

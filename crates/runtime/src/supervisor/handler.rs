@@ -42,7 +42,7 @@ pub fn container(
 ) -> ! {
     let terminal = streams.is_none();
     child::settle(streams, status);
-    match make(handler, id, bundle, pid, terminal) {
+    match child::guard_null().and_then(|()| make(handler, id, bundle, pid, terminal)) {
         // SAFETY: leaves without running anything of the supervisor's.
         Ok(()) => unsafe { libc::_exit(0) },
         Err(error) => child::fail(&error),

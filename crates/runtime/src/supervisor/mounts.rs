@@ -67,8 +67,13 @@ pub fn enter_root(
             None => mount_kernel(root.as_fd(), entry, cgroups, spec, user).with(what)?,
         }
     }
-    make_devices(root.as_fd(), linux.devices().as_deref().unwrap_or_default(), user).context("make /dev")?;
+    // As with runc, a volume at /dev is as its owner made it: it may be the node's own.
+    if !mounts.iter().any(|entry| is_bind(entry) && entry.destination() == Path::new("/dev")) {
+        let devices = linux.devices().as_deref().unwrap_or_default();
+        make_devices(root.as_fd(), devices, user).context("make /dev")?;
+    }
     console(root.as_fd())?;
+    check_proc(root.as_fd())?;
 
     let elsewhere = |path: &&String| !mounts.iter().filter_map(Guarded::of).any(|g| g.has(Path::new(path)));
     for path in linux.readonly_paths().iter().flatten().filter(elsewhere) {
@@ -200,6 +205,18 @@ pub(super) fn is_procfs(file: &OwnedFd) -> io::Result<bool> {
     Ok(nix::sys::statfs::fstatfs(file)?.filesystem_type() == nix::sys::statfs::PROC_SUPER_MAGIC)
 }
 
+/// Fails if something else than procfs is at /proc, as with runc. The container's processes write there what
+/// confines them, and a tree of the container's own would swallow it.
+fn check_proc(root: BorrowedFd<'_>) -> Result<(), SetupError> {
+    let proc = sys::open_beneath(root, Path::new("/proc"), libc::O_PATH, Beneath::NoSymlinks)
+        .and_then(|found| is_procfs(&found))
+        .context("find /proc")?;
+    if proc {
+        return Ok(());
+    }
+    Err(SetupError::plain("\"/proc\" cannot be mounted because it is not of type proc"))
+}
+
 /// procfs and sysfs: parts of them are masked or read-only, so it must be certain where they are.
 struct Guarded<'a> {
     at: &'a Path,
@@ -278,7 +295,14 @@ fn mount_kernel(
 ) -> io::Result<()> {
     let target = match Guarded::of(entry) {
         Some(guarded) => guarded.make_directory(root)?,
-        None => make_directory(root, entry.destination(), 0)?,
+        None => {
+            let target = make_directory(root, entry.destination(), 0)?;
+            // An image may have a link to /proc at the place.
+            if is_procfs(&target)? {
+                return Err(io::Error::other("nothing may be mounted inside /proc"));
+            }
+            target
+        }
     };
     let kind = entry.typ().as_deref().unwrap_or("none");
     let (flags, mut data) = parse_options(entry.options().iter().flatten());
@@ -358,7 +382,9 @@ fn make_devices(
         let mode = Mode::from_bits_truncate(device.file_mode().unwrap_or(0o666));
         let number = makedev(device.major() as u64, device.minor() as u64);
         match mknodat(&parent, name.as_str(), kind, mode, number) {
-            Ok(()) | Err(nix::errno::Errno::EEXIST) => {}
+            Ok(()) => {}
+            // A volume's file: its owner stays.
+            Err(nix::errno::Errno::EEXIST) => continue,
             Err(error) => return Err(error.into()),
         }
         // A device of the host keeps its owner: the root of a user namespace gets no more of it than strangers do.
@@ -414,8 +440,16 @@ fn mask(target: Option<OwnedFd>) -> io::Result<()> {
         mount(Some("tmpfs"), place.as_str(), Some("tmpfs"), MsFlags::MS_RDONLY, Some("size=0k"))?;
         return Ok(());
     }
+    sys::attach_mount(null_view()?.as_fd(), target.as_fd())
+}
+
+/// A detached view of the node's /dev/null. It is read-only: data can be written, but the mode and the owner of the
+/// node's file cannot be changed through it.
+pub fn null_view() -> io::Result<OwnedFd> {
     let null = sys::clone_mount(Path::new("/dev/null"), false)?;
-    sys::attach_mount(null.as_fd(), target.as_fd())
+    let attributes = MountAttributes { set: libc::MOUNT_ATTR_RDONLY, ..Default::default() };
+    sys::set_mount_attributes(null.as_fd(), false, attributes)?;
+    Ok(null)
 }
 
 fn existing(root: BorrowedFd<'_>, path: &Path) -> io::Result<Option<OwnedFd>> {

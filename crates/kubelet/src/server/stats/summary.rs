@@ -177,7 +177,9 @@ impl Places {
         let measured: Vec<(Value, Space)> =
             figures.containers.iter().map(|(name, stats)| self.container(key, pod, name, stats)).collect();
         let volumes = pod.map(|pod| self.empty_dirs(pod)).unwrap_or_default();
-        let spaces = || measured.iter().map(|(_, space)| space).chain(&volumes);
+        let own = super::usage::own_files(&self.kubelet.join("pods").join(&key.uid));
+        let own = [Space { bytes: own.bytes, inodes: own.inodes }];
+        let spaces = || measured.iter().map(|(_, space)| space).chain(&volumes).chain(&own);
         let network = whole.and_then(|w| w.network.as_ref()).map(|network| {
             let mut shown = network.default_interface.as_ref().map_or_else(|| json!({}), interface_json);
             shown["time"] = json!(time(network.timestamp));

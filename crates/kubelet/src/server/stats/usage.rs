@@ -5,14 +5,14 @@ use crate::eviction::PodUsage;
 use crate::pod::PodId;
 use crate::pod::context::Context;
 use crate::pod::model;
-use ferrite_hostfs::usage as counted;
+use ferrite_hostfs::{Usage, usage as counted};
 use k8s_openapi::api::core::v1::Pod;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Most files counted for one figure.
-const MAX_COUNTED: u64 = 1 << 20;
+/// Most files counted for one figure. A pod could hide large files behind as many empty ones.
+const MAX_COUNTED: u64 = 16 << 20;
 
 /// Resource usage of each of these pods, by its UID. Files are counted only `with_disk`: that may take
 /// long.
@@ -68,7 +68,47 @@ fn measure(pod: &Pod, figures: &Pods, places: Option<(&PathBuf, &PathBuf)>) -> P
         inodes = inodes.saturating_add(found.inodes);
         usage.empty_dirs.insert(volume.name.clone(), found.bytes);
     }
+    let own = own_files(&root.join("pods").join(&id.uid));
+    bytes = bytes.saturating_add(own.bytes);
+    inodes = inodes.saturating_add(own.inodes);
     usage.disk = Some(bytes);
     usage.inodes = Some(inodes);
     usage
+}
+
+/// Usage of the files of the kubelet that a pod's containers write: the hosts file, as upstream, and their last words.
+pub(super) fn own_files(pod_dir: &Path) -> Usage {
+    use std::os::unix::fs::MetadataExt;
+    let mut own = counted(&pod_dir.join("containers"), MAX_COUNTED).unwrap_or_default();
+    if let Ok(hosts) = pod_dir.join("etc-hosts").symlink_metadata() {
+        own.bytes = own.bytes.saturating_add(hosts.blocks().saturating_mul(512));
+        own.inodes += 1;
+    }
+    own
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::server::stats::{PodFigures, PodKey};
+    use ferrite_json::json;
+
+    #[test]
+    fn files_of_the_kubelet_that_containers_write_are_theirs() {
+        let dir = tempfile::tempdir().unwrap();
+        let pod_dir = dir.path().join("pods/u");
+        std::fs::create_dir_all(pod_dir.join("containers/c")).unwrap();
+        let pod: Pod = ferrite_json::from_value(json!({
+            "metadata": {"name": "p", "namespace": "n", "uid": "u"}, "spec": {"containers": [{"name": "c"}]}}))
+        .unwrap();
+        let key = PodKey { namespace: "n".into(), name: "p".into(), uid: "u".into() };
+        let figures = Pods::from_iter([(key, PodFigures::default())]);
+        let (root, logs) = (dir.path().to_owned(), dir.path().join("logs"));
+        let used = || measure(&pod, &figures, Some((&root, &logs))).disk.unwrap();
+        let before = used();
+        for file in ["etc-hosts", "containers/c/0"] {
+            std::fs::write(pod_dir.join(file), vec![1; 1 << 20]).unwrap();
+        }
+        assert!(used() - before >= 2 << 20, "{}", used() - before);
+    }
 }

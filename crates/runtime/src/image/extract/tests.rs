@@ -424,3 +424,53 @@ proptest! {
         let _ = layer.extract(archive);
     }
 }
+
+/// The same few entries again and again, as a compressed archive has them for nearly nothing.
+struct Repeated {
+    entry: Vec<u8>,
+    left: u64,
+    at: usize,
+}
+
+impl Read for Repeated {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.left == 0 {
+            return Ok(0);
+        }
+        let count = (&self.entry[self.at..]).read(buffer)?;
+        self.at += count;
+        if self.at == self.entry.len() {
+            (self.at, self.left) = (0, self.left - 1);
+        }
+        Ok(count)
+    }
+}
+
+/// Bytes of this process in memory.
+fn resident() -> u64 {
+    let text = fs::read_to_string("/proc/self/statm").unwrap();
+    text.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096
+}
+
+#[test]
+fn directories_named_again_and_again_cost_no_memory() {
+    let root = tempfile::tempdir().unwrap();
+    let path = vec!["d".repeat(200); 19].join("/");
+    let entry = Archive::default().pax(&[("path", path.as_bytes())]).directory("d").0;
+    let before = resident();
+    extract(Repeated { entry, left: 20_000, at: 0 }, root.path(), &Limits::default()).unwrap();
+    let grown = resident().saturating_sub(before);
+    assert!(grown < 32 << 20, "{grown} bytes");
+}
+
+#[test]
+fn the_last_time_of_a_directory_counts() {
+    let root = tempfile::tempdir().unwrap();
+    let archive = Archive::default()
+        .directory("d")
+        .file("d/f", "")
+        .raw(b'5', b"d", b"", b"", |header| header.set_mtime(2_000_000))
+        .end();
+    extract(archive.as_slice(), root.path(), &Limits::default()).unwrap();
+    assert_eq!(fs::metadata(root.path().join("d")).unwrap().mtime(), 2_000_000);
+}
