@@ -10,9 +10,9 @@ use super::Inner;
 use super::client::blocking;
 use super::sandbox::host_network;
 use super::state::{Container, LayerUsage, Sandbox, Status};
-use crate::cgroup::Layout;
 use crate::supervisor::sandbox::{IDENTITY, alive};
 use crate::sys;
+use ferrite_cgroup::Layout;
 
 /// Age up to which a count of a writable layer is reused: walking the layer is the most expensive step
 /// here.

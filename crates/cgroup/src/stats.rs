@@ -2,13 +2,15 @@
 
 use std::fs;
 
-use super::Layout;
+use crate::layout::{Layout, Version};
 
+/// Processor time of a group.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CpuStat {
     pub usage_nanoseconds: u64,
 }
 
+/// Memory of a group.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct MemoryStat {
     pub usage: u64,
@@ -21,6 +23,7 @@ pub struct MemoryStat {
     pub limit: Option<u64>,
 }
 
+/// Swap of a group.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SwapStat {
     pub usage: u64,
@@ -29,7 +32,7 @@ pub struct SwapStat {
 }
 
 /// The number after `key` in a flat keyed file.
-pub(super) fn field(text: &str, key: &str) -> Option<u64> {
+pub(crate) fn field(text: &str, key: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' ')?.trim().parse().ok())
 }
 
@@ -56,13 +59,14 @@ fn transferred(text: &str) -> (u64, u64) {
 }
 
 impl Layout {
+    /// Processor time; `None` if the group is gone.
     pub fn cpu(&self, path: &str) -> Option<CpuStat> {
-        let usage_nanoseconds = match self {
-            Self::V1(_) => {
+        let usage_nanoseconds = match self.version() {
+            Version::V1 => {
                 let directory = self.directory("cpuacct", path)?;
                 fs::read_to_string(directory.join("cpuacct.usage")).ok()?.trim().parse().ok()?
             }
-            Self::V2(_) => {
+            Version::V2 => {
                 let text = fs::read_to_string(self.directory("cpu", path)?.join("cpu.stat")).ok()?;
                 field(&text, "usage_usec")?.saturating_mul(1000)
             }
@@ -70,12 +74,13 @@ impl Layout {
         Some(CpuStat { usage_nanoseconds })
     }
 
+    /// Memory in use; `None` if the group is gone.
     pub fn memory(&self, path: &str) -> Option<MemoryStat> {
         let directory = self.directory("memory", path)?;
         let read = |file: &str| fs::read_to_string(directory.join(file)).ok();
         let stat = read("memory.stat")?;
-        let (usage, limit, inactive, rss, faults, major) = match self {
-            Self::V1(_) => (
+        let (usage, limit, inactive, rss, faults, major) = match self.version() {
+            Version::V1 => (
                 "memory.usage_in_bytes",
                 "memory.limit_in_bytes",
                 "total_inactive_file",
@@ -83,7 +88,7 @@ impl Layout {
                 "total_pgfault",
                 "total_pgmajfault",
             ),
-            Self::V2(_) => ("memory.current", "memory.max", "inactive_file", "anon", "pgfault", "pgmajfault"),
+            Version::V2 => ("memory.current", "memory.max", "inactive_file", "anon", "pgfault", "pgmajfault"),
         };
         let usage: u64 = read(usage)?.trim().parse().ok()?;
         // "Unlimited" is the word max, or on version 1 the largest page-aligned number.
@@ -99,7 +104,6 @@ impl Layout {
         })
     }
 
-    /// `None` where the kernel does not account for swap.
     /// Bytes read from and written to block devices.
     pub fn transferred(&self, path: &str) -> (u64, u64) {
         let controller = if self.is_v2() { "io" } else { "blkio" };
@@ -111,13 +115,14 @@ impl Layout {
         transferred(&text)
     }
 
+    /// `None` where the kernel does not account for swap.
     pub fn swap(&self, path: &str) -> Option<SwapStat> {
         let directory = self.directory("memory", path)?;
         let read = |file: &str| -> Option<u64> {
             fs::read_to_string(directory.join(file)).ok()?.trim().parse().ok().filter(|v| *v < 1 << 62)
         };
-        Some(match self {
-            Self::V1(_) => SwapStat {
+        Some(match self.version() {
+            Version::V1 => SwapStat {
                 // The two are read one after the other: the difference may come out below zero.
                 usage: read("memory.memsw.usage_in_bytes")?
                     .saturating_sub(read("memory.usage_in_bytes").unwrap_or(0)),
@@ -125,7 +130,7 @@ impl Layout {
                     .zip(read("memory.limit_in_bytes"))
                     .map(|(both, memory)| both.saturating_sub(memory)),
             },
-            Self::V2(_) => SwapStat { usage: read("memory.swap.current")?, limit: read("memory.swap.max") },
+            Version::V2 => SwapStat { usage: read("memory.swap.current")?, limit: read("memory.swap.max") },
         })
     }
 }

@@ -7,12 +7,30 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
 
-use oci_spec::runtime::{LinuxDeviceCgroup, LinuxDeviceType};
-
 const BPF_PROG_LOAD: libc::c_int = 5;
 const BPF_PROG_ATTACH: libc::c_int = 8;
 const BPF_PROG_TYPE_CGROUP_DEVICE: u32 = 15;
 const BPF_CGROUP_DEVICE: u32 = 6;
+
+/// The kind of a device node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeviceKind {
+    All,
+    Block,
+    Character,
+}
+
+/// Allows or denies the use of devices. A later rule overrides the ones before it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceRule {
+    pub allow: bool,
+    pub kind: DeviceKind,
+    /// `None` for every number.
+    pub major: Option<u32>,
+    pub minor: Option<u32>,
+    /// Letters of `rwm`: read, write, make.
+    pub access: String,
+}
 
 /// One instruction as the kernel takes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,8 +72,8 @@ fn access_bits(access: &str) -> i32 {
 
 /// The program for a list of rules of the form "deny all, then allow these". `None` when everything is
 /// allowed.
-pub fn program(rules: &[LinuxDeviceCgroup]) -> Option<Vec<Instruction>> {
-    if rules.iter().any(|rule| rule.allow() && matches!(rule.typ(), None | Some(LinuxDeviceType::A))) {
+pub fn program(rules: &[DeviceRule]) -> Option<Vec<Instruction>> {
+    if rules.iter().any(|rule| rule.allow && rule.kind == DeviceKind::All) {
         return None;
     }
     // r2 type, r3 access, r4 major, r5 minor; the context is in r1.
@@ -67,14 +85,15 @@ pub fn program(rules: &[LinuxDeviceCgroup]) -> Option<Vec<Instruction>> {
         instruction(LOAD, 4, 1, 4, 0),
         instruction(LOAD, 5, 1, 8, 0),
     ];
-    for rule in rules.iter().filter(|rule| rule.allow()) {
-        let kind = match rule.typ() {
-            Some(LinuxDeviceType::B) => BLOCK,
-            Some(LinuxDeviceType::C | LinuxDeviceType::U) => CHARACTER,
-            _ => continue,
+    for rule in rules.iter().filter(|rule| rule.allow) {
+        let kind = match rule.kind {
+            DeviceKind::Block => BLOCK,
+            DeviceKind::Character => CHARACTER,
+            DeviceKind::All => continue,
         };
-        let access = access_bits(rule.access().as_deref().unwrap_or("rwm"));
-        let number = |value: Option<i64>| value.filter(|v| *v >= 0).and_then(|v| i32::try_from(v).ok());
+        let access = access_bits(&rule.access);
+        // A number beyond 31 bits compares as negative: it matches no device.
+        let number = |value: Option<u32>| value.map(u32::cast_signed);
         // Tests of one rule; each skips to the next rule when it fails.
         let mut tests = vec![
             instruction(SKIP_UNLESS, 2, 0, 0, kind),
@@ -83,10 +102,10 @@ pub fn program(rules: &[LinuxDeviceCgroup]) -> Option<Vec<Instruction>> {
             // All of the requested access must be allowed.
             instruction(SKIP_UNLESS_EQUAL, 6, 3, 0, 0),
         ];
-        if let Some(major) = number(rule.major()) {
+        if let Some(major) = number(rule.major) {
             tests.push(instruction(SKIP_UNLESS, 4, 0, 0, major));
         }
-        if let Some(minor) = number(rule.minor()) {
+        if let Some(minor) = number(rule.minor) {
             tests.push(instruction(SKIP_UNLESS, 5, 0, 0, minor));
         }
         let length = tests.len();
@@ -160,7 +179,15 @@ mod tests {
     use super::*;
     use std::os::unix::process::CommandExt;
 
-    use crate::spec::device_rule as rule;
+    fn rule(
+        allow: bool,
+        kind: DeviceKind,
+        major: Option<u32>,
+        minor: Option<u32>,
+        access: &str,
+    ) -> DeviceRule {
+        DeviceRule { allow, kind, major, minor, access: access.to_owned() }
+    }
 
     /// The result of a program, by the kernel's rules for its instructions.
     fn answer(program: &[Instruction], kind: i32, access: i32, major: i32, minor: i32) -> i64 {
@@ -194,12 +221,12 @@ mod tests {
     fn answers() {
         let (read, write, make) = (2, 4, 1);
         let rules = [
-            rule(false, LinuxDeviceType::A, None, None, "rwm"),
-            rule(true, LinuxDeviceType::C, None, None, "m"),
-            rule(true, LinuxDeviceType::C, Some(1), Some(3), "rwm"),
-            rule(true, LinuxDeviceType::C, Some(1), Some(5), "r"),
-            rule(true, LinuxDeviceType::C, Some(136), None, "rw"),
-            rule(true, LinuxDeviceType::B, Some(8), Some(-1), "r"),
+            rule(false, DeviceKind::All, None, None, "rwm"),
+            rule(true, DeviceKind::Character, None, None, "m"),
+            rule(true, DeviceKind::Character, Some(1), Some(3), "rwm"),
+            rule(true, DeviceKind::Character, Some(1), Some(5), "r"),
+            rule(true, DeviceKind::Character, Some(136), None, "rw"),
+            rule(true, DeviceKind::Block, Some(8), None, "r"),
         ];
         let program = program(&rules).unwrap();
         for (kind, access, major, minor, want) in [
@@ -224,7 +251,7 @@ mod tests {
 
     #[test]
     fn everything_allowed_needs_no_program() {
-        assert_eq!(program(&[rule(true, LinuxDeviceType::A, None, None, "rwm")]), None);
+        assert_eq!(program(&[rule(true, DeviceKind::All, None, None, "rwm")]), None);
     }
 
     /// On the real kernel, in a group of the unified hierarchy, wherever that is mounted.
@@ -244,9 +271,9 @@ mod tests {
         }
         let _remove = Remove(group.clone());
         let rules = [
-            rule(false, LinuxDeviceType::A, None, None, "rwm"),
-            rule(true, LinuxDeviceType::C, Some(1), Some(3), "rwm"),
-            rule(true, LinuxDeviceType::C, Some(1), Some(5), "r"),
+            rule(false, DeviceKind::All, None, None, "rwm"),
+            rule(true, DeviceKind::Character, Some(1), Some(3), "rwm"),
+            rule(true, DeviceKind::Character, Some(1), Some(5), "r"),
         ];
         attach(&group, &program(&rules).unwrap()).unwrap();
         let run = |script: &str| {
