@@ -7,7 +7,7 @@ use crate::codec::{DecodeError, Decoded};
 use crate::custom::Custom;
 use crate::field::{FieldError, FieldErrors};
 use crate::gvk::{Gvk, Gvr};
-use crate::kinds::access::{clear_status, keep};
+use crate::kinds::common::access::{clear_status, keep};
 use crate::schema::TypeRef;
 use ferrite_json::Value;
 use jiff::Timestamp;

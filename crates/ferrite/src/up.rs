@@ -181,10 +181,7 @@ pub fn check_machine() -> Result<(), BoxError> {
     if !nix::unistd::geteuid().is_root() {
         return Err("running containers needs root: try `sudo ferrite up`".into());
     }
-    let cgroups = std::path::Path::new("/sys/fs/cgroup");
-    let v2 = cgroups.join("cgroup.controllers").exists();
-    let v1 = cgroups.join("memory").is_dir() || cgroups.join("cpu").is_dir();
-    if !v1 && !v2 {
+    if ferrite_cgroup::Layout::detect().is_err() {
         return Err("no control groups are mounted at /sys/fs/cgroup, and containers cannot be limited without them: run `mount -t cgroup2 none /sys/fs/cgroup`, or start the machine with a kernel that has them".into());
     }
     let filesystems = std::fs::read_to_string("/proc/filesystems").unwrap_or_default();

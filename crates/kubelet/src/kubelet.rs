@@ -33,6 +33,7 @@ use crate::topology::{CpuTopology, NodeReserve, ResourceManager, ResourceStartEr
 use crate::userns::UserNamespaces;
 use crate::volumes::csi::CsiPlugins;
 use crate::volumes::{Volumes, VolumesConfig, local_path};
+use ferrite_cgroup::{CgroupError, Layout};
 use ferrite_client::{Api, Events, Informer, ListSelector, Scope};
 use ferrite_cri::v1::{
     CgroupDriver, NetworkConfig, RuntimeConfig as CriRuntimeConfig, RuntimeConfigRequest,
@@ -64,6 +65,8 @@ pub enum StartError {
     Eviction(#[source] ThresholdError),
     #[error("the managers of processors and devices cannot start")]
     Resources(#[source] ResourceStartError),
+    #[error("no control groups")]
+    Cgroups(#[source] CgroupError),
     #[error("node allocatable")]
     Enforcement(#[source] enforcement::EnforcementError),
     #[error("cannot read static pods")]
@@ -175,11 +178,11 @@ impl Kubelet {
             devices.clone(),
         );
         let resources = Arc::new(resources.map_err(StartError::Resources)?);
-        let cgroups = Cgroups::discover(Path::new("/sys/fs/cgroup"), &config.cgroup_root)
+        let cgroups = Cgroups::new(Layout::detect().map_err(StartError::Cgroups)?, &config.cgroup_root)
             .with_driver(driver)
             .with_pids_limit(config.pod_pids_limit)
             .with_quota(config.cpu_quota);
-        let swap = cgroups.limits_swap().then_some(NodeSwap {
+        let swap = cgroups.layout().limits_swap().then_some(NodeSwap {
             behavior: config.swap_behavior,
             memory: machine.memory,
             swap: machine.swap,
@@ -207,7 +210,7 @@ impl Kubelet {
             rules: NodeRules { memory: limits.memory, quota: config.cpu_quota, swap },
             sync_frequency: config.sync_frequency,
             seccomp_default: config.seccomp_default,
-            oom_group: cgroups.is_v2() && !config.single_process_oom_kill,
+            oom_group: cgroups.layout().is_v2() && !config.single_process_oom_kill,
             restart_backoff: BackOff::of_restarts(config.max_restart_backoff),
             own_labels: node::labels(&config, &machine),
             runtime_name: version.runtime_name,

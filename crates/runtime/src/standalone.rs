@@ -12,7 +12,6 @@ use oci_spec::runtime::{Process, Spec};
 use serde::{Deserialize, Serialize};
 use tokio::io::AsyncReadExt;
 
-use crate::cgroup::Layout;
 use crate::service::client::ask;
 use crate::service::exec::{exec_name, run_exec};
 use crate::spec::{IdentityRequest, resolve_identity};
@@ -20,6 +19,7 @@ use crate::supervisor::bundle::CONFIG;
 use crate::supervisor::protocol::{self, AttachedAtStart, Decoder, EXIT_RECORD, Event, Exec, Reply, Request};
 use crate::supervisor::sandbox::{IDENTITY, NETNS, SHM, alive};
 use crate::sys;
+use ferrite_cgroup::Layout;
 
 pub use crate::service::exec::Running;
 pub use crate::spec::{capability_number, default_profile, signal_from_name};
@@ -252,7 +252,7 @@ impl Task {
 
     /// Halts every process of the container, or lets them go on.
     pub fn freeze(&self, frozen: bool) -> io::Result<()> {
-        Layout::detect()?.freeze(&self.cgroup, frozen)
+        Ok(Layout::detect()?.freeze(&self.cgroup, frozen)?)
     }
 
     /// Resource usage of the container; `None` if its cgroup is gone.

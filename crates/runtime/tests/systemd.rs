@@ -5,22 +5,23 @@
 
 mod world;
 
+use ferrite_cgroup::Version;
 use ferrite_cri::v1::*;
 use ferrite_cri::{Code, RuntimeService};
 use ferrite_systemd::testing::Machine;
-use ferrite_systemd::{Hierarchy, Manager, Value};
+use ferrite_systemd::{Manager, Value};
 use world::{World, limited, shell};
 
 const SLICE: &str = "kubepods-burstable-podu.slice";
 const PATH: &str = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podu.slice";
 const SCOPE: &str = "org.freedesktop.systemd1.Scope";
 
-fn inside(test: &str, hierarchy: Hierarchy, life: impl Future<Output = ()>) {
+fn inside(test: &str, version: Version, life: impl Future<Output = ()>) {
     if Machine::is_inside() {
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
         return runtime.block_on(life);
     }
-    Machine::start(hierarchy).run_again(test);
+    Machine::start(version).run_again(test);
 }
 
 async fn run_sandbox(world: &World, handler: &str, attempt: u32) -> String {
@@ -35,30 +36,30 @@ fn memory(bytes: i64) -> LinuxContainerResources {
     LinuxContainerResources { memory_limit_in_bytes: bytes, cpu_shares: 512, ..Default::default() }
 }
 
-/// A container's life as systemd sees it. `hierarchy` says where the test reads the limits.
-async fn life(hierarchy: Hierarchy) {
+/// A container's life as systemd sees it. `version` says where the test reads the limits.
+async fn life(version: Version) {
     let mut world = World::new().await;
     world.config.cgroup_driver = CgroupDriver::Systemd;
     world.reopen().await;
     let told = world.runtime().runtime_config(RuntimeConfigRequest {}).await.unwrap();
     assert_eq!(told.linux.unwrap().cgroup_driver(), CgroupDriver::Systemd);
-    let mut systemd = Manager::connect(hierarchy).unwrap();
-    let handlers: Vec<String> = match hierarchy {
+    let mut systemd = Manager::connect(version).unwrap();
+    let handlers: Vec<String> = match version {
         // crun does not get along with a unified hierarchy beside the others that has controllers, and cannot
         // make up for its absence where systemd has made the place read-only.
-        Hierarchy::V1 => world.config.handlers.keys().filter(|name| *name == "runc").cloned().collect(),
-        Hierarchy::Unified => Vec::new(),
+        Version::V1 => world.config.handlers.keys().filter(|name| *name == "runc").cloned().collect(),
+        Version::V2 => Vec::new(),
     };
     for (attempt, handler) in std::iter::once(String::new()).chain(handlers).enumerate() {
         let sandbox = run_sandbox(&world, &handler, attempt as u32).await;
         let limits =
-            if hierarchy == Hierarchy::V1 { memory(64 << 20) } else { LinuxContainerResources::default() };
+            if version == Version::V1 { memory(64 << 20) } else { LinuxContainerResources::default() };
         let id = world.start(&sandbox, limited(shell("a", "exec sleep 1000"), limits)).await;
         let unit = format!("ferrite-{id}.scope");
         let place = format!("{PATH}/{unit}");
         let pid = world.pid(&id).await;
         let groups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
-        let controller = if hierarchy == Hierarchy::V1 { ":memory:" } else { "0::" };
+        let controller = if version == Version::V1 { ":memory:" } else { "0::" };
         assert!(
             groups.lines().any(|line| line.ends_with(&format!("{controller}{place}"))),
             "{handler}: {groups}"
@@ -66,7 +67,7 @@ async fn life(hierarchy: Hierarchy) {
         let mut know = |name: &str| systemd.property(&unit, SCOPE, name).unwrap();
         assert_eq!(know("Slice"), Some(Value::Text(SLICE.into())));
         assert_eq!(know("Delegate"), Some(Value::Bool(true)));
-        if hierarchy == Hierarchy::V1 {
+        if version == Version::V1 {
             assert_eq!(know("MemoryLimit"), Some(Value::U64(64 << 20)));
             assert_eq!(know("CPUShares"), Some(Value::U64(512)));
             let request = UpdateContainerResourcesRequest {
@@ -120,12 +121,12 @@ async fn life(hierarchy: Hierarchy) {
 
 #[test]
 fn containers_are_scopes() {
-    inside("containers_are_scopes", Hierarchy::V1, life(Hierarchy::V1));
+    inside("containers_are_scopes", Version::V1, life(Version::V1));
 }
 
 #[test]
 fn containers_are_scopes_of_the_unified_hierarchy() {
-    inside("containers_are_scopes_of_the_unified_hierarchy", Hierarchy::Unified, life(Hierarchy::Unified));
+    inside("containers_are_scopes_of_the_unified_hierarchy", Version::V2, life(Version::V2));
 }
 
 #[tokio::test(flavor = "multi_thread")]

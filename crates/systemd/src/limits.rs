@@ -1,14 +1,7 @@
 //! The limits of a unit, as systemd's properties.
 
 use crate::wire::{Property, Value};
-
-/// Which control groups systemd drives.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Hierarchy {
-    /// One hierarchy per controller.
-    V1,
-    Unified,
-}
+use ferrite_cgroup::{Limits, Version, cpu_weight};
 
 /// systemd knows no finer share of a CPU than this: a hundredth.
 const QUOTA_STEP: u64 = 10_000;
@@ -19,65 +12,46 @@ const INFINITY: u64 = u64::MAX;
 const WITH_PERIOD: u32 = 242;
 const WITH_CPUSETS: u32 = 244;
 
-/// Limits as the kernel counts them. `None` leaves a limit unchanged.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Limits {
-    /// Bytes; negative for no limit.
-    pub memory: Option<i64>,
-    /// As version 1 counts them.
-    pub cpu_shares: Option<u64>,
-    /// As version 2 counts it.
-    pub cpu_weight: Option<u64>,
-    /// Microseconds of a period; negative for no limit.
-    pub cpu_quota: Option<i64>,
-    pub cpu_period: Option<u64>,
-    /// Zero or less for no limit.
-    pub tasks: Option<i64>,
-    /// Lists such as `0-3,7`.
-    pub cpus: Option<String>,
-    pub memory_nodes: Option<String>,
-}
-
-impl Limits {
-    pub fn properties(&self, hierarchy: Hierarchy, version: u32) -> Vec<Property> {
-        let mut out = Vec::new();
-        let bound = |limit: i64| u64::try_from(limit).unwrap_or(INFINITY);
-        if let Some(memory) = self.memory {
-            let name = if hierarchy == Hierarchy::V1 { "MemoryLimit" } else { "MemoryMax" };
-            out.push((name, Value::U64(bound(memory))));
-        }
-        match (hierarchy, self.cpu_shares, self.cpu_weight) {
-            (Hierarchy::V1, Some(shares), _) => out.push(("CPUShares", Value::U64(shares))),
-            (Hierarchy::Unified, _, Some(weight)) => out.push(("CPUWeight", Value::U64(weight))),
-            _ => {}
-        }
-        if let Some(quota) = self.cpu_quota {
-            let period = self.cpu_period.filter(|period| *period > 0).unwrap_or(SECOND / 10);
-            let per_second = match u64::try_from(quota) {
-                // Rounded up: a limit must not be below the requested one.
-                Ok(quota) if quota > 0 => {
-                    quota.saturating_mul(SECOND).div_ceil(period).next_multiple_of(QUOTA_STEP)
-                }
-                _ => INFINITY,
-            };
-            out.push(("CPUQuotaPerSecUSec", Value::U64(per_second)));
-            if version >= WITH_PERIOD {
-                out.push(("CPUQuotaPeriodUSec", Value::U64(period)));
-            }
-        }
-        if let Some(tasks) = self.tasks {
-            let tasks = if tasks > 0 { bound(tasks) } else { INFINITY };
-            out.push(("TasksMax", Value::U64(tasks)));
-        }
-        if hierarchy == Hierarchy::Unified && version >= WITH_CPUSETS {
-            for (name, list) in [("AllowedCPUs", &self.cpus), ("AllowedMemoryNodes", &self.memory_nodes)] {
-                if let Some(mask) = list.as_deref().and_then(mask) {
-                    out.push((name, Value::Bytes(mask)));
-                }
-            }
-        }
-        out
+/// The limits that systemd has to know of a unit, for a version of control groups and a version of systemd. systemd
+/// leaves the others alone.
+pub(crate) fn properties(limits: &Limits, cgroups: Version, systemd: u32) -> Vec<Property> {
+    let mut out = Vec::new();
+    let bound = |limit: i64| u64::try_from(limit).unwrap_or(INFINITY);
+    if let Some(memory) = limits.memory {
+        let name = if cgroups == Version::V1 { "MemoryLimit" } else { "MemoryMax" };
+        out.push((name, Value::U64(bound(memory))));
     }
+    if let Some(shares) = limits.cpu_shares {
+        out.push(match cgroups {
+            Version::V1 => ("CPUShares", Value::U64(shares)),
+            Version::V2 => ("CPUWeight", Value::U64(cpu_weight(shares))),
+        });
+    }
+    if let Some(quota) = limits.cpu_quota {
+        let period = limits.cpu_period.filter(|period| *period > 0).unwrap_or(SECOND / 10);
+        let per_second = match u64::try_from(quota) {
+            // Rounded up: a limit must not be below the requested one.
+            Ok(quota) if quota > 0 => {
+                quota.saturating_mul(SECOND).div_ceil(period).next_multiple_of(QUOTA_STEP)
+            }
+            _ => INFINITY,
+        };
+        out.push(("CPUQuotaPerSecUSec", Value::U64(per_second)));
+        if systemd >= WITH_PERIOD {
+            out.push(("CPUQuotaPeriodUSec", Value::U64(period)));
+        }
+    }
+    if let Some(pids) = limits.pids {
+        out.push(("TasksMax", Value::U64(bound(pids))));
+    }
+    if cgroups == Version::V2 && systemd >= WITH_CPUSETS {
+        for (name, list) in [("AllowedCPUs", &limits.cpus), ("AllowedMemoryNodes", &limits.memory_nodes)] {
+            if let Some(mask) = list.as_deref().and_then(mask) {
+                out.push((name, Value::Bytes(mask)));
+            }
+        }
+    }
+    out
 }
 
 /// A list of CPUs as bits, the lowest first. `None` when it is no list.
@@ -106,16 +80,16 @@ mod tests {
         let all = Limits {
             memory: Some(64 << 20),
             cpu_shares: Some(512),
-            cpu_weight: Some(20),
             cpu_quota: Some(12_345),
             cpu_period: Some(100_000),
-            tasks: Some(100),
+            pids: Some(100),
             cpus: Some("0-1,9".into()),
             memory_nodes: Some("0".into()),
+            ..Limits::default()
         };
         let number = |name, value| (name, Value::U64(value));
         assert_eq!(
-            all.properties(Hierarchy::V1, 252),
+            properties(&all, Version::V1, 252),
             [
                 number("MemoryLimit", 64 << 20),
                 number("CPUShares", 512),
@@ -125,10 +99,10 @@ mod tests {
             ]
         );
         assert_eq!(
-            all.properties(Hierarchy::Unified, 252),
+            properties(&all, Version::V2, 252),
             [
                 number("MemoryMax", 64 << 20),
-                number("CPUWeight", 20),
+                number("CPUWeight", 59),
                 number("CPUQuotaPerSecUSec", 130_000),
                 number("CPUQuotaPeriodUSec", 100_000),
                 number("TasksMax", 100),
@@ -137,15 +111,15 @@ mod tests {
             ]
         );
         assert_eq!(
-            all.properties(Hierarchy::Unified, 241).len(),
+            properties(&all, Version::V2, 241).len(),
             4,
             "an older systemd is not asked for what it does not know"
         );
-        let none = Limits { memory: Some(-1), cpu_quota: Some(-1), tasks: Some(0), ..Limits::default() };
+        let none = Limits { memory: Some(-1), cpu_quota: Some(-1), pids: Some(-1), ..Limits::default() };
         let without: Vec<Value> =
-            none.properties(Hierarchy::V1, 241).into_iter().map(|(_, value)| value).collect();
+            properties(&none, Version::V1, 241).into_iter().map(|(_, value)| value).collect();
         assert_eq!(without, vec![Value::U64(u64::MAX); 3]);
-        assert_eq!(Limits::default().properties(Hierarchy::Unified, 252), []);
+        assert_eq!(properties(&Limits::default(), Version::V2, 252), []);
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! The calls: units made, changed and ended.
 
 use crate::connection::{CallError, Connection, MANAGER, SYSTEMD, SYSTEMD_PATH};
-use crate::limits::{Hierarchy, Limits};
+use crate::limits;
 use crate::names::Slice;
 use crate::wire::{Property, Reader, Value, Writer};
+use ferrite_cgroup::{Limits, Version};
 
 const PROPERTIES: &str = "org.freedesktop.DBus.Properties";
 /// A job that is in the way of ours goes.
@@ -14,7 +15,7 @@ const GOOD_RESULTS: &[&str] = &["done", "skipped"];
 /// systemd, asked by one caller at a time.
 pub struct Manager {
     connection: Connection,
-    hierarchy: Hierarchy,
+    cgroups: Version,
     version: u32,
 }
 
@@ -31,10 +32,10 @@ pub struct ScopeRequest<'a> {
 }
 
 impl Manager {
-    pub fn connect(hierarchy: Hierarchy) -> Result<Self, CallError> {
+    pub fn connect(cgroups: Version) -> Result<Self, CallError> {
         let mut connection = Connection::open()?;
         let version = version(&mut connection)?;
-        Ok(Self { connection, hierarchy, version })
+        Ok(Self { connection, cgroups, version })
     }
 
     /// The version of systemd that answers.
@@ -48,14 +49,14 @@ impl Manager {
         properties.push(("Slice", Value::Text(request.slice.to_string())));
         properties.push(("PIDs", Value::U32s(vec![request.pid])));
         properties.push(("Delegate", Value::Bool(true)));
-        properties.extend(request.limits.properties(self.hierarchy, self.version));
+        properties.extend(limits::properties(request.limits, self.cgroups, self.version));
         self.start(request.unit, &properties)
     }
 
     /// Makes a slice, or brings the limits of the one that is there up to date.
     pub fn ensure_slice(&mut self, slice: &Slice, limits: &Limits) -> Result<(), CallError> {
         let unit = slice.to_string();
-        let limits = limits.properties(self.hierarchy, self.version);
+        let limits = limits::properties(limits, self.cgroups, self.version);
         let mut properties = self.common(&format!("ferrite: {unit}"));
         if let Some(parent) = slice.parent() {
             properties.push(("Wants", Value::Texts(vec![parent.to_string()])));
@@ -70,7 +71,7 @@ impl Manager {
 
     /// Changes limits until the unit ends.
     pub fn update(&mut self, unit: &str, limits: &Limits) -> Result<(), CallError> {
-        let properties = limits.properties(self.hierarchy, self.version);
+        let properties = limits::properties(limits, self.cgroups, self.version);
         if properties.is_empty() { Ok(()) } else { self.set_properties(unit, &properties) }
     }
 
@@ -112,7 +113,7 @@ impl Manager {
             ("DefaultDependencies", Value::Bool(false)),
         ];
         // Without accounting systemd makes no groups for the controllers.
-        let io = if self.hierarchy == Hierarchy::V1 { "BlockIOAccounting" } else { "IOAccounting" };
+        let io = if self.cgroups == Version::V1 { "BlockIOAccounting" } else { "IOAccounting" };
         for name in ["CPUAccounting", "MemoryAccounting", "TasksAccounting", io] {
             properties.push((name, Value::Bool(true)));
         }

@@ -5,7 +5,7 @@
 
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "a test that fails should stop at once")]
 
-use crate::limits::Hierarchy;
+use ferrite_cgroup::Version;
 use std::os::unix::net::UnixDatagram;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -111,7 +111,7 @@ fn remove(group: &Path) {
 
 impl Machine {
     /// Starts one.
-    pub fn start(hierarchy: Hierarchy) -> Self {
+    pub fn start(cgroups: Version) -> Self {
         assert!(Path::new(SYSTEMD).exists(), "systemd is not installed: run `cargo xtask test --install`");
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("notify");
@@ -121,7 +121,7 @@ impl Machine {
         let mut command = Command::new("unshare");
         command.args(["--cgroup", "--mount", "--net", "--ipc", "--uts", "--pid", "--fork", "--kill-child"]);
         command.args(["--mount-proc", "--propagation", "private", "/bin/sh", "-c", PREPARE, "prepare"]);
-        command.arg(if hierarchy == Hierarchy::Unified { "unified" } else { "v1" }).arg(&path);
+        command.arg(if cgroups == Version::V2 { "unified" } else { "v1" }).arg(&path);
         command.stdin(Stdio::null());
         groups.enter(&mut command);
         let mut machine = Self { unshare: command.spawn().unwrap(), pid: 0, groups, _directory: directory };

@@ -2,8 +2,9 @@
 
 #![allow(clippy::unwrap_used)]
 
+use ferrite_cgroup::{Limits, Version};
 use ferrite_systemd::testing::Machine;
-use ferrite_systemd::{Hierarchy, Limits, Manager, ScopeRequest, Slice, Value};
+use ferrite_systemd::{Manager, ScopeRequest, Slice, Value};
 use std::path::Path;
 use std::process::{Child, Command};
 
@@ -34,14 +35,14 @@ fn read(path: &str) -> String {
 #[test]
 fn units_with_a_hierarchy_per_controller() {
     if !Machine::is_inside() {
-        let machine = Machine::start(Hierarchy::V1);
+        let machine = Machine::start(Version::V1);
         return machine.run_again("units_with_a_hierarchy_per_controller");
     }
-    let mut manager = Manager::connect(Hierarchy::V1).unwrap();
+    let mut manager = Manager::connect(Version::V1).unwrap();
     assert!(manager.version() > 200);
     let slice = Slice::parse("kubepods-burstable-pod1_2.slice").unwrap();
     let limits =
-        Limits { memory: Some(64 << 20), cpu_shares: Some(512), tasks: Some(50), ..Limits::default() };
+        Limits { memory: Some(64 << 20), cpu_shares: Some(512), pids: Some(50), ..Limits::default() };
     manager.ensure_slice(&slice, &limits).unwrap();
     let directory = slice.path();
     assert_eq!(read(&format!("memory{directory}/memory.limit_in_bytes")), (64 << 20).to_string());
@@ -91,21 +92,21 @@ fn units_with_a_hierarchy_per_controller() {
 #[test]
 fn units_with_the_unified_hierarchy() {
     if !Machine::is_inside() {
-        let machine = Machine::start(Hierarchy::Unified);
+        let machine = Machine::start(Version::V2);
         return machine.run_again("units_with_the_unified_hierarchy");
     }
-    let mut manager = Manager::connect(Hierarchy::Unified).unwrap();
+    let mut manager = Manager::connect(Version::V2).unwrap();
     let slice = Slice::parse("kubepods-pod3.slice").unwrap();
     let limits = Limits {
         memory: Some(64 << 20),
-        cpu_weight: Some(20),
-        tasks: Some(50),
+        cpu_shares: Some(512),
+        pids: Some(50),
         cpus: Some("0".into()),
         ..Limits::default()
     };
     manager.ensure_slice(&slice, &limits).unwrap();
     // The controllers may all be on other hierarchies: systemd's own values count.
-    for (name, value) in [("MemoryMax", 64 << 20), ("CPUWeight", 20), ("TasksMax", 50)] {
+    for (name, value) in [("MemoryMax", 64 << 20), ("CPUWeight", 59), ("TasksMax", 50)] {
         let found = manager.property(&slice.to_string(), SLICE, name).unwrap();
         assert_eq!(found, Some(Value::U64(value)), "{name}");
     }
@@ -132,6 +133,6 @@ fn a_machine_without_systemd() {
         eprintln!("SKIPPED: this machine has systemd");
         return;
     }
-    let error = Manager::connect(Hierarchy::V1).err().unwrap();
+    let error = Manager::connect(Version::V1).err().unwrap();
     assert!(error.to_string().contains("could not reach systemd"), "{error}");
 }

@@ -6,7 +6,7 @@ use super::schema::Schema;
 use super::strategy::CustomStrategy;
 use super::{default, metadata, prune};
 use crate::codec::{DecodeError, Decoded};
-use crate::kinds::access::{flag, list, strings, text};
+use crate::kinds::common::access::{flag, list, strings, text};
 use crate::resource::{Column, Resource, Scope, Subresource};
 use ferrite_json::{Text, Value};
 use std::borrow::Cow;

@@ -3,7 +3,7 @@
 use super::definition::{Custom, ScalePaths};
 use super::{default, metadata, validate};
 use crate::field::{FieldError, FieldErrors, Path, Problem};
-use crate::kinds::access::{keep, text};
+use crate::kinds::common::access::{keep, text};
 use crate::resource::{Column, Strategy, keep_all_but_status};
 use ferrite_json::Value;
 use jiff::Timestamp;

@@ -1,54 +1,37 @@
-//! The built-in kinds: one file each, one row each in [`built_in`].
+//! The built-in kinds: one file each in the directory of its group, one row each in [`built_in`]. `common` has what several
+//! kinds share.
 
-pub(crate) mod access;
-mod admission;
-mod apiservice;
+mod admissionregistration;
+mod apiextensions;
+mod apiregistration;
 mod apps;
+mod authorization;
 mod autoscaling;
 mod batch;
-mod binding;
-mod cell;
 mod certificates;
-mod check;
-mod configmap;
-mod converted;
-mod core;
-mod customresourcedefinition;
-mod deployment;
-mod dra;
-mod endpoints;
-mod endpointslice;
-mod event;
-mod event_v1;
+pub(crate) mod common;
+mod coordination;
+pub mod core;
+mod discovery;
+mod events;
 mod flowcontrol;
-mod go;
-mod lease;
-mod namespace;
 mod networking;
 mod node;
-pub mod pod;
-mod poddisruptionbudget;
-mod preview;
-mod priorityclass;
+mod policy;
 mod rbac;
-mod replicaset;
-mod review;
-mod row;
-mod runtimeclass;
-mod secret;
-mod service;
-mod serviceaccount;
+mod resource;
+mod scheduling;
 mod storage;
-mod volume_source;
-mod workload;
 
-pub use certificates::USAGES as CERTIFICATE_USAGES;
-pub use service::validate_cluster_ips;
-pub use volume_source::ACCESS_MODES;
+pub use certificates::certificatesigningrequest::USAGES as CERTIFICATE_USAGES;
+pub use common::volume_source::ACCESS_MODES;
+pub use core::service::validate_cluster_ips;
 
 use crate::resource::{Connect, Reservation, Resource, Storage};
+use common::preview;
+use common::review::Reviews;
+use common::row::*;
 use ferrite_json::Value;
-use row::*;
 
 /// Every resource compiled into the server, in discovery's order. Those that are not
 /// [on by default](Resource::on_by_default) are beta or alpha versions.
@@ -81,7 +64,7 @@ fn core_rows() -> Vec<Resource> {
         Row::core("Binding", "bindings", "binding")
             .verbs(CREATE)
             .connect(Connect::Binding)
-            .build(binding::Bindings),
+            .build(core::binding::Bindings),
         Row::core("ComponentStatus", "componentstatuses", "componentstatus")
             .cluster()
             .verbs(GET_LIST)
@@ -89,13 +72,13 @@ fn core_rows() -> Vec<Resource> {
             .deprecated("v1 ComponentStatus is deprecated in v1.19+")
             .connect(Connect::ComponentStatus)
             .build(core::componentstatus::ComponentStatuses),
-        Row::core("ConfigMap", "configmaps", "configmap").short(&["cm"]).build(configmap::ConfigMaps),
+        Row::core("ConfigMap", "configmaps", "configmap").short(&["cm"]).build(core::configmap::ConfigMaps),
         Row::core("Endpoints", "endpoints", "endpoints")
             .short(&["ep"])
             .storage_prefix("services/endpoints")
-            .deprecated(endpoints::DEPRECATION)
-            .build(endpoints::Endpoints),
-        Row::core("Event", "events", "event").short(&["ev"]).ttl().build(event::Events),
+            .deprecated(core::endpoints::DEPRECATION)
+            .build(core::endpoints::Endpoints),
+        Row::core("Event", "events", "event").short(&["ev"]).ttl().build(core::event::Events),
         Row::core("LimitRange", "limitranges", "limitrange")
             .short(&["limits"])
             .build(core::limitrange::LimitRanges),
@@ -104,7 +87,7 @@ fn core_rows() -> Vec<Resource> {
             .verbs(NAMESPACE_VERBS)
             .short(&["ns"])
             .subresources(&[sub("finalize", UPDATE), sub("status", GET_PATCH_UPDATE)])
-            .build(namespace::Namespaces),
+            .build(core::namespace::Namespaces),
         Row::core("Node", "nodes", "node")
             .cluster()
             .storage_prefix("minions")
@@ -113,7 +96,7 @@ fn core_rows() -> Vec<Resource> {
                 body("proxy", PROXY, "", "v1", "NodeProxyOptions"),
                 sub("status", GET_PATCH_UPDATE),
             ])
-            .build(node::Nodes),
+            .build(core::node::Nodes),
         Row::core("PersistentVolumeClaim", "persistentvolumeclaims", "persistentvolumeclaim")
             .short(&["pvc"])
             .status()
@@ -138,7 +121,7 @@ fn core_rows() -> Vec<Resource> {
                 sub("resize", GET_PATCH_UPDATE),
                 sub("status", GET_PATCH_UPDATE),
             ])
-            .build(pod::Pods),
+            .build(core::pod::Pods),
         Row::core("PodTemplate", "podtemplates", "podtemplate").build(core::podtemplate::PodTemplates),
         Row::core("ReplicationController", "replicationcontrollers", "replicationcontroller")
             .storage_prefix("controllers")
@@ -150,11 +133,11 @@ fn core_rows() -> Vec<Resource> {
             .short(&["quota"])
             .status()
             .build(core::resourcequota::ResourceQuotas),
-        Row::core("Secret", "secrets", "secret").build(secret::Secrets),
+        Row::core("Secret", "secrets", "secret").build(core::secret::Secrets),
         Row::core("ServiceAccount", "serviceaccounts", "serviceaccount")
             .short(&["sa"])
             .subresources(&[body("token", CREATE, "authentication.k8s.io", "v1", "TokenRequest")])
-            .build(serviceaccount::ServiceAccounts),
+            .build(core::serviceaccount::ServiceAccounts),
         Row::core("Service", "services", "service")
             .storage_prefix("services/specs")
             .begin_create(Reservation::AddressesAndPorts)
@@ -164,7 +147,7 @@ fn core_rows() -> Vec<Resource> {
                 body("proxy", PROXY, "", "v1", "ServiceProxyOptions"),
                 sub("status", GET_PATCH_UPDATE),
             ])
-            .build(service::Services),
+            .build(core::service::Services),
     ]
 }
 
@@ -187,8 +170,8 @@ fn admission_rows() -> Vec<Resource> {
             "mutatingadmissionpolicybinding",
         )
     };
-    let policy = || admission::policy::Policies { mutating: true };
-    let binding = || admission::binding::PolicyBindings { mutating: true };
+    let policy = || admissionregistration::policy::Policies { mutating: true };
+    let binding = || admissionregistration::binding::PolicyBindings { mutating: true };
     vec![
         policies("v1").build(policy()),
         bindings("v1").build(binding()),
@@ -198,24 +181,24 @@ fn admission_rows() -> Vec<Resource> {
             "mutatingwebhookconfigurations",
             "mutatingwebhookconfiguration",
         )
-        .build(admission::webhook::WebhookConfigurations { mutating: true }),
+        .build(admissionregistration::webhook::WebhookConfigurations { mutating: true }),
         row("v1", "ValidatingAdmissionPolicy", "validatingadmissionpolicies", "validatingadmissionpolicy")
             .status()
-            .build(admission::policy::Policies { mutating: false }),
+            .build(admissionregistration::policy::Policies { mutating: false }),
         row(
             "v1",
             "ValidatingAdmissionPolicyBinding",
             "validatingadmissionpolicybindings",
             "validatingadmissionpolicybinding",
         )
-        .build(admission::binding::PolicyBindings { mutating: false }),
+        .build(admissionregistration::binding::PolicyBindings { mutating: false }),
         row(
             "v1",
             "ValidatingWebhookConfiguration",
             "validatingwebhookconfigurations",
             "validatingwebhookconfiguration",
         )
-        .build(admission::webhook::WebhookConfigurations { mutating: false }),
+        .build(admissionregistration::webhook::WebhookConfigurations { mutating: false }),
         policies("v1alpha1").off().stored(MUTATING_POLICIES[0]).build(policy()),
         bindings("v1alpha1").off().stored(MUTATING_BINDINGS[0]).build(binding()),
         policies("v1beta1").off().stored(MUTATING_POLICIES[1]).build(policy()),
@@ -237,13 +220,13 @@ fn extension_rows() -> Vec<Resource> {
         .storage_prefix("apiextensions.k8s.io/customresourcedefinitions")
         .category(EXTENSIONS)
         .status()
-        .build(customresourcedefinition::CustomResourceDefinitions),
+        .build(apiextensions::customresourcedefinition::CustomResourceDefinitions),
         Row::new("apiregistration.k8s.io", "v1", "APIService", "apiservices", "apiservice")
             .cluster()
             .storage_prefix("apiregistration.k8s.io/apiservices")
             .category(EXTENSIONS)
             .status()
-            .build(apiservice::ApiServices),
+            .build(apiregistration::apiservice::ApiServices),
     ]
 }
 
@@ -272,12 +255,12 @@ fn workload_rows() -> Vec<Resource> {
             .short(&["deploy"])
             .all()
             .scale()
-            .build(deployment::Deployments),
+            .build(apps::deployment::Deployments),
         Row::new("apps", "v1", "ReplicaSet", "replicasets", "replicaset")
             .short(&["rs"])
             .all()
             .scale()
-            .build(replicaset::ReplicaSets),
+            .build(apps::replicaset::ReplicaSets),
         Row::new("apps", "v1", "StatefulSet", "statefulsets", "statefulset")
             .short(&["sts"])
             .all()
@@ -294,11 +277,11 @@ fn workload_rows() -> Vec<Resource> {
         Row::new("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets", "poddisruptionbudget")
             .short(&["pdb"])
             .status()
-            .build(poddisruptionbudget::PodDisruptionBudgets),
+            .build(policy::poddisruptionbudget::PodDisruptionBudgets),
         Row::new("scheduling.k8s.io", "v1", "PriorityClass", "priorityclasses", "priorityclass")
             .cluster()
             .short(&["pc"])
-            .build(priorityclass::PriorityClasses),
+            .build(scheduling::priorityclass::PriorityClasses),
     ]
 }
 
@@ -312,19 +295,19 @@ fn review_rows() -> Vec<Resource> {
         row.verbs(CREATE).connect(Connect::Review)
     };
     vec![
-        who("SelfSubjectReview", "selfsubjectreviews", "selfsubjectreview").build(review::Reviews),
-        who("TokenReview", "tokenreviews", "tokenreview").build(review::Reviews),
+        who("SelfSubjectReview", "selfsubjectreviews", "selfsubjectreview").build(Reviews),
+        who("TokenReview", "tokenreviews", "tokenreview").build(Reviews),
         may("LocalSubjectAccessReview", "localsubjectaccessreviews", "localsubjectaccessreview")
-            .build(review::AccessReviews { own: false, local: true }),
+            .build(authorization::review::AccessReviews { own: false, local: true }),
         may("SelfSubjectAccessReview", "selfsubjectaccessreviews", "selfsubjectaccessreview")
             .cluster()
-            .build(review::AccessReviews { own: true, local: false }),
+            .build(authorization::review::AccessReviews { own: true, local: false }),
         may("SelfSubjectRulesReview", "selfsubjectrulesreviews", "selfsubjectrulesreview")
             .cluster()
-            .build(review::Reviews),
+            .build(Reviews),
         may("SubjectAccessReview", "subjectaccessreviews", "subjectaccessreview")
             .cluster()
-            .build(review::AccessReviews { own: false, local: false }),
+            .build(authorization::review::AccessReviews { own: false, local: false }),
     ]
 }
 
@@ -343,21 +326,21 @@ fn cluster_rows() -> Vec<Resource> {
         .cluster()
         .short(&["csr"])
         .subresources(&[sub("approval", GET_PATCH_UPDATE), sub("status", GET_PATCH_UPDATE)])
-        .build(certificates::CertificateSigningRequests),
-        Row::new("coordination.k8s.io", "v1", "Lease", "leases", "lease").build(lease::Leases),
+        .build(certificates::certificatesigningrequest::CertificateSigningRequests),
+        Row::new("coordination.k8s.io", "v1", "Lease", "leases", "lease").build(coordination::lease::Leases),
         Row::new("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices", "endpointslice")
-            .build(endpointslice::EndpointSlices),
+            .build(discovery::endpointslice::EndpointSlices),
         Row::new("events.k8s.io", "v1", "Event", "events", "event")
             .short(&["ev"])
             .ttl()
-            .stored(event_v1::STORAGE)
-            .build(event_v1::EventsV1),
+            .stored(events::event::STORAGE)
+            .build(events::event::EventsV1),
         flow("FlowSchema", "flowschemas", "flowschema").build(flowcontrol::flowschema::FlowSchemas),
         flow("PriorityLevelConfiguration", "prioritylevelconfigurations", "prioritylevelconfiguration")
             .build(flowcontrol::prioritylevel::PriorityLevels),
         Row::new("node.k8s.io", "v1", "RuntimeClass", "runtimeclasses", "runtimeclass")
             .cluster()
-            .build(runtimeclass::RuntimeClasses),
+            .build(node::runtimeclass::RuntimeClasses),
     ]
 }
 
@@ -410,10 +393,10 @@ fn device_rows() -> Vec<Resource> {
     let taints =
         |version| row(version, "DeviceTaintRule", "devicetaintrules", "devicetaintrule").cluster().status();
     vec![
-        classes("v1").build(dra::deviceclass::DeviceClasses),
-        claims("v1").build(dra::resourceclaim::ResourceClaims),
-        templates("v1").build(dra::resourceclaim::ResourceClaimTemplates),
-        slices("v1").build(dra::resourceslice::ResourceSlices),
+        classes("v1").build(resource::deviceclass::DeviceClasses),
+        claims("v1").build(resource::resourceclaim::ResourceClaims),
+        templates("v1").build(resource::resourceclaim::ResourceClaimTemplates),
+        slices("v1").build(resource::resourceslice::ResourceSlices),
         taints("v1alpha3").off().stored(DEVICE_TAINT_RULES).build(preview::DEVICE_TAINT_RULES),
         row(
             "v1alpha3",
@@ -425,15 +408,15 @@ fn device_rows() -> Vec<Resource> {
         .status()
         .off()
         .build(preview::RESOURCE_POOL_STATUS_REQUESTS),
-        classes("v1beta1").off().stored(dra::beta::CLASSES).build(dra::beta::classes()),
-        claims("v1beta1").off().stored(dra::beta::CLAIMS).build(dra::beta::claims()),
-        templates("v1beta1").off().stored(dra::beta::TEMPLATES).build(dra::beta::templates()),
-        slices("v1beta1").off().stored(dra::beta::SLICES).build(dra::beta::slices()),
-        classes("v1beta2").off().stored(DEVICES[0]).build(dra::deviceclass::DeviceClasses),
+        classes("v1beta1").off().stored(resource::beta::CLASSES).build(resource::beta::classes()),
+        claims("v1beta1").off().stored(resource::beta::CLAIMS).build(resource::beta::claims()),
+        templates("v1beta1").off().stored(resource::beta::TEMPLATES).build(resource::beta::templates()),
+        slices("v1beta1").off().stored(resource::beta::SLICES).build(resource::beta::slices()),
+        classes("v1beta2").off().stored(DEVICES[0]).build(resource::deviceclass::DeviceClasses),
         taints("v1beta2").off().build(preview::DEVICE_TAINT_RULES),
-        claims("v1beta2").off().stored(DEVICES[1]).build(dra::resourceclaim::ResourceClaims),
-        templates("v1beta2").off().stored(DEVICES[2]).build(dra::resourceclaim::ResourceClaimTemplates),
-        slices("v1beta2").off().stored(DEVICES[3]).build(dra::resourceslice::ResourceSlices),
+        claims("v1beta2").off().stored(DEVICES[1]).build(resource::resourceclaim::ResourceClaims),
+        templates("v1beta2").off().stored(DEVICES[2]).build(resource::resourceclaim::ResourceClaimTemplates),
+        slices("v1beta2").off().stored(DEVICES[3]).build(resource::resourceslice::ResourceSlices),
     ]
 }
 

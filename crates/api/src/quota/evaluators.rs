@@ -3,7 +3,7 @@
 use super::amounts::{Amounts, Side, amounts, list, pod_total};
 use super::limited::Limited;
 use super::scopes;
-use crate::kinds::pod::resources::is_native;
+use crate::kinds::core::pod::resources::is_native;
 use crate::quantity::{Format, Quantity};
 use ferrite_json::{Text, Value};
 use std::collections::BTreeMap;

@@ -1,7 +1,7 @@
 //! Scopes: quotas that are only about some of the objects.
 
 use super::amounts::list;
-use crate::kinds::pod::resources::qos_class;
+use crate::kinds::core::pod::resources::qos_class;
 use ferrite_json::Value;
 use std::fmt;
 

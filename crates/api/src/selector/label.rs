@@ -2,7 +2,7 @@
 
 use super::parse::{self, SelectorError};
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::access::{list, map, strings, text};
+use crate::kinds::common::access::{list, map, strings, text};
 use crate::meta_validation::{label_value, qualified_name};
 use ferrite_json::{Map, Value};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1 as meta;

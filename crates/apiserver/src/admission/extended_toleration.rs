@@ -3,7 +3,7 @@
 use super::{Attributes, Plugin};
 use crate::registry::View;
 use ferrite_api::Status;
-use ferrite_api::kinds::pod::resources::is_native;
+use ferrite_api::kinds::core::pod::resources::is_native;
 use ferrite_api::quota::amounts::{Side, amounts, list};
 use ferrite_json::{Value, json};
 use std::collections::BTreeSet;

@@ -3,7 +3,7 @@
 use super::{Attributes, Operation, Plugin, config};
 use crate::registry::View;
 use ferrite_api::Status;
-use ferrite_api::kinds::pod::resources::qos_class;
+use ferrite_api::kinds::core::pod::resources::qos_class;
 use ferrite_json::{Value, json};
 
 pub(super) const NAME: &str = "PodTolerationRestriction";

@@ -334,7 +334,8 @@ pub fn info(engine: &Engine, format: &Format) -> Outcome {
         .find_map(|line| line.strip_prefix("MemTotal:")?.split_whitespace().next()?.parse().ok())
         .unwrap_or(0);
     let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let version = if std::path::Path::new("/sys/fs/cgroup/cgroup.controllers").exists() { "2" } else { "1" };
+    let unified = ferrite_cgroup::Layout::detect().is_ok_and(|layout| layout.is_v2());
+    let version = if unified { "2" } else { "1" };
     let value = json!({
         "Containers": views.len(),
         "ContainersRunning": count(&[Status::Running, Status::Restarting]),

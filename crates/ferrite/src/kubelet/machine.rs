@@ -3,6 +3,7 @@
 use super::settings::{Settings, SettingsError};
 use super::{RefusedStart, registration};
 use crate::apiserver::BoxError;
+use ferrite_cgroup::Layout;
 use std::path::{Path, PathBuf};
 
 /// Settings of the kernel that upstream's kubelet relies on, and their files.
@@ -21,7 +22,7 @@ pub(super) fn check(settings: &Settings) -> Result<(), BoxError> {
     if settings.bool("failSwapOn") && swaps.lines().skip(1).any(|line| !line.trim().is_empty()) {
         return Err(RefusedStart::Swap.into());
     }
-    let v1 = !Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
+    let v1 = !Layout::detect().is_ok_and(|layout| layout.is_v2());
     if v1 && settings.bool("failCgroupV1") {
         return Err(RefusedStart::CgroupV1.into());
     }

@@ -1,14 +1,15 @@
 //! The share of all pods, and reservations of others, as limits of control groups.
 
-use super::{Cgroups, Layout, inherit_cpuset, make_v2, set};
+use super::Cgroups;
 use crate::config::Config;
 use crate::container::resources;
 use crate::node::{self, Machine};
 use crate::pod::context::Context;
 use crate::pod::model::{self, QosClass};
+use ferrite_cgroup::Limits;
 use ferrite_client::EventType;
 use ferrite_cri::v1::CgroupDriver;
-use ferrite_systemd::{Limits, Slice};
+use ferrite_systemd::Slice;
 use k8s_openapi::api::core::v1::Pod;
 use std::io;
 use std::sync::Arc;
@@ -23,6 +24,17 @@ pub struct GroupLimits {
     pub memory: Option<i64>,
     pub cpu_milli: Option<i64>,
     pub pids: Option<i64>,
+}
+
+impl From<&GroupLimits> for Limits {
+    fn from(limits: &GroupLimits) -> Self {
+        Self {
+            memory: limits.memory,
+            cpu_shares: limits.cpu_milli.map(|milli| resources::cpu_shares(milli).cast_unsigned()),
+            pids: limits.pids,
+            ..Self::default()
+        }
+    }
 }
 
 /// A group of the system's or the cluster's own processes, which may use no more than was reserved for them.
@@ -157,29 +169,11 @@ impl Cgroups {
         let parts: Vec<&str> =
             self.root.split('/').filter(|part| !part.is_empty()).chain(below.iter().copied()).collect();
         if self.driver == CgroupDriver::Systemd {
-            let shares = limits.cpu_milli.map(resources::cpu_shares);
-            let wanted = Limits {
-                memory: limits.memory,
-                tasks: limits.pids,
-                cpu_shares: shares.and_then(|shares| u64::try_from(shares).ok()),
-                cpu_weight: shares.map(resources::cpu_weight).and_then(|weight| u64::try_from(weight).ok()),
-                ..Limits::default()
-            };
-            return Ok(self.systemd()?.ensure_slice(&Slice::of(parts.iter().copied()), &wanted)?);
+            return Ok(self.systemd()?.ensure_slice(&Slice::of(parts.iter().copied()), &limits.into())?);
         }
-        let relative = parts.join("/");
-        match &self.layout {
-            Layout::V2(mount) => make_v2(mount, &relative)?,
-            Layout::V1(controllers) => {
-                for (name, mount) in controllers {
-                    std::fs::create_dir_all(mount.join(&relative))?;
-                    if name == "cpuset" {
-                        inherit_cpuset(mount, &relative)?;
-                    }
-                }
-            }
-        }
-        self.write_limits(&relative, limits)
+        let path = parts.join("/");
+        self.layout.create(&path)?;
+        Ok(self.layout.apply_available(&path, &limits.into())?)
     }
 
     /// Limits a group of others.
@@ -189,53 +183,22 @@ impl Cgroups {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "this is no path of a cgroup"));
         }
         let slice = format!("{plain}.slice");
-        let found = [plain, slice.as_str()].into_iter().find(|path| self.exists(path));
+        let found = [plain, slice.as_str()].into_iter().find(|path| self.layout.exists(path));
         let path = found.ok_or_else(|| {
             io::Error::new(
                 io::ErrorKind::NotFound,
                 "the cgroup does not exist; its service manager must make it",
             )
         })?;
-        self.write_limits(path, limits)
-    }
-
-    fn write_limits(&self, relative: &str, limits: &GroupLimits) -> io::Result<()> {
-        let shares = limits.cpu_milli.map(resources::cpu_shares);
-        let controllers = match &self.layout {
-            Layout::V2(mount) => {
-                let dir = mount.join(relative);
-                for (file, value) in [
-                    ("cpu.weight", shares.map(resources::cpu_weight)),
-                    ("memory.max", limits.memory),
-                    ("pids.max", limits.pids),
-                ] {
-                    if let Some(value) = value {
-                        set(&dir, file, &value.to_string())?;
-                    }
-                }
-                return Ok(());
-            }
-            Layout::V1(controllers) => controllers,
-        };
-        for (controller, file, value) in [
-            ("cpu", "cpu.shares", shares),
-            ("memory", "memory.limit_in_bytes", limits.memory),
-            ("pids", "pids.max", limits.pids),
-        ] {
-            let mounted = controllers.iter().find(|(name, _)| name == controller);
-            if let (Some((_, mount)), Some(value)) = (mounted, value) {
-                set(&mount.join(relative), file, &value.to_string())?;
-            }
-        }
-        Ok(())
+        Ok(self.layout.apply_available(path, &limits.into())?)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ferrite_cgroup::Layout;
     use ferrite_json::json;
-    use std::path::Path;
 
     #[test]
     fn pods_have_the_machine_less_reservations() {
@@ -276,11 +239,13 @@ mod tests {
     /// A hierarchy of version 2 that is made of plain files.
     fn hierarchy(groups: &[&str]) -> (tempfile::TempDir, Cgroups) {
         let dir = tempfile::tempdir().unwrap();
-        std::fs::write(dir.path().join("cgroup.controllers"), "").unwrap();
         for group in groups {
             std::fs::create_dir_all(dir.path().join(group)).unwrap();
+            for file in ["cpu.weight", "memory.max", "pids.max"] {
+                std::fs::write(dir.path().join(group).join(file), "").unwrap();
+            }
         }
-        let cgroups = Cgroups::discover(dir.path(), "/");
+        let cgroups = Cgroups::new(Layout::v2(dir.path()), "/");
         (dir, cgroups)
     }
 
@@ -295,13 +260,12 @@ mod tests {
             system: Some(group("/system", false)),
             kube: Some(group("/kube", true)),
         };
-        // The files of a real hierarchy are there; `set` writes them.
         enforce_reserved(&cgroups, &both).unwrap();
         let read = |file: &str| std::fs::read_to_string(dir.path().join(file)).ok();
         assert_eq!(read("system.slice/memory.max").as_deref(), Some("5"));
         assert_eq!(read("system.slice/pids.max").as_deref(), Some("7"));
-        assert_eq!(read("kube/cpu.weight").as_deref(), Some("39"));
-        assert_eq!(read("kube/memory.max"), None);
+        assert_eq!(read("kube/cpu.weight").as_deref(), Some("100"));
+        assert_eq!(read("kube/memory.max").as_deref(), Some(""), "unchanged");
         for name in ["/missing", "/../etc", "/", "/kube/../system.slice"] {
             let wrong = Enforcement { pods: true, system: Some(group(name, false)), kube: None };
             assert!(enforce_reserved(&cgroups, &wrong).is_err(), "{name}");
@@ -310,16 +274,16 @@ mod tests {
 
     #[tokio::test]
     async fn shares_of_a_class_are_written_once() {
-        let (dir, cgroups) = hierarchy(&[]);
+        let (dir, cgroups) = hierarchy(&["kubepods", "kubepods/burstable"]);
         let pod: Pod = ferrite_json::from_value(json!({"metadata": {}, "spec": {"containers": [
             {"name": "c", "resources": {"requests": {"cpu": "1"}}}]}}))
         .unwrap();
         let file = dir.path().join("kubepods/burstable/cpu.weight");
         cgroups.weigh_burstable(&[Arc::new(pod.clone())]).await.unwrap();
-        assert_eq!(std::fs::read_to_string(&file).unwrap(), "39");
-        std::fs::remove_file(&file).unwrap();
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "100");
+        std::fs::write(&file, "7").unwrap();
         cgroups.weigh_burstable(&[Arc::new(pod)]).await.unwrap();
-        assert!(!Path::new(&file).exists(), "nothing changed");
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "7", "nothing changed");
         cgroups.weigh_burstable(&[]).await.unwrap();
         assert_eq!(std::fs::read_to_string(&file).unwrap(), "1");
     }

@@ -91,16 +91,12 @@ pub(crate) struct NodeRules {
     pub swap: Option<NodeSwap>,
 }
 
+/// CPU shares for thousandths of a processor, in the range that the kernel takes.
 pub(crate) fn cpu_shares(milli: i64) -> i64 {
     if milli <= 0 {
         return MIN_SHARES;
     }
     (milli.saturating_mul(SHARES_PER_CPU) / 1000).clamp(MIN_SHARES, MAX_SHARES)
-}
-
-/// cgroup v2's weight for v1 shares, by the formula container runtimes share.
-pub(crate) fn cpu_weight(shares: i64) -> i64 {
-    1 + ((shares.clamp(MIN_SHARES, MAX_SHARES) - 2) * 9999) / 262_142
 }
 
 /// The OOM score adjustment of this container: the kernel kills processes with high scores first.
@@ -314,7 +310,6 @@ mod tests {
             let usual = CpuQuota::default();
             assert_eq!((cpu_shares(milli), usual.of(milli)), (shares, quota), "{milli}m");
         }
-        assert_eq!((cpu_weight(2), cpu_weight(1024), cpu_weight(262_144)), (1, 39, 10_000));
         assert_eq!(CpuQuota { enforced: true, period: 10_000 }.of(500), 5000);
         assert_eq!(CpuQuota { enforced: true, period: 1000 }.of(500), 1000, "the kernel takes no less");
         assert_eq!(CpuQuota { enforced: false, ..CpuQuota::default() }.of(500), 0);

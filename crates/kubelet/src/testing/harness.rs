@@ -23,9 +23,9 @@ use crate::sources::{DirectorySource, LocalPods, Source};
 use crate::topology::{NodeReserve, ResourceManager, ResourceSettings, test_machine};
 use crate::userns::UserNamespaces;
 use crate::volumes::{Volumes, VolumesConfig};
+use ferrite_cgroup::Layout;
 use ferrite_client::{Api, Events, Informer, ListSelector, Scope};
 use ferrite_json::{Value, json};
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -175,7 +175,7 @@ impl Harness {
                 &scope,
             ),
             objects,
-            cgroups: Cgroups::discover(Path::new("/nonexistent"), "/test"),
+            cgroups: Cgroups::new(Layout::v1(Vec::new()), "/test"),
             services: Informer::start(Api::all(client.clone()), ListSelector::everything(), &scope),
             workers: workers.clone(),
             resizes: Default::default(),

@@ -6,10 +6,9 @@
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use ferrite_systemd::{Hierarchy, Limits, Manager, ScopeRequest, Slice};
-use oci_spec::runtime::LinuxResources;
+use ferrite_cgroup::{Layout, Limits};
+use ferrite_systemd::{Manager, ScopeRequest, Slice};
 
-use super::{Layout, limits};
 use crate::sys::{self, Forked};
 
 const PREFIX: &str = "ferrite-";
@@ -46,15 +45,14 @@ impl Scope {
 
     /// Has it made. A scope cannot be without a process: until the container's first is in it, the answer holds
     /// the place.
-    pub fn start(&self, layout: &Layout, resources: Option<&LinuxResources>) -> io::Result<Holder> {
+    pub fn start(&self, layout: &Layout, limits: &Limits) -> io::Result<Holder> {
         let holder = Holder::start()?;
-        let limits = resources.map(limits_of).unwrap_or_default();
         let request = ScopeRequest {
             unit: &self.unit,
             slice: &self.slice,
             description: "ferrite container",
             pid: holder.pid as u32,
-            limits: &limits,
+            limits,
         };
         let mut manager = connect(layout)?;
         match manager.start_scope(&request) {
@@ -69,8 +67,8 @@ impl Scope {
     }
 
     /// Tells systemd of new limits.
-    pub fn update(&self, layout: &Layout, resources: &LinuxResources) -> io::Result<()> {
-        Ok(connect(layout)?.update(&self.unit, &limits_of(resources))?)
+    pub fn update(&self, layout: &Layout, limits: &Limits) -> io::Result<()> {
+        Ok(connect(layout)?.update(&self.unit, limits)?)
     }
 
     /// Has it ended and forgotten.
@@ -85,24 +83,7 @@ pub fn stop_slice(layout: &Layout, slice: &Slice) -> io::Result<()> {
 }
 
 fn connect(layout: &Layout) -> io::Result<Manager> {
-    let hierarchy = if layout.is_v2() { Hierarchy::Unified } else { Hierarchy::V1 };
-    Ok(Manager::connect(hierarchy)?)
-}
-
-fn limits_of(resources: &LinuxResources) -> Limits {
-    let cpu = resources.cpu().as_ref();
-    let list = |list: Option<&Option<String>>| list.cloned().flatten().filter(|list| !list.is_empty());
-    let shares = cpu.and_then(|cpu| cpu.shares()).filter(|shares| *shares > 0);
-    Limits {
-        memory: resources.memory().as_ref().and_then(|memory| memory.limit()).filter(|limit| *limit != 0),
-        cpu_shares: shares,
-        cpu_weight: shares.map(limits::weight),
-        cpu_quota: cpu.and_then(|cpu| cpu.quota()).filter(|quota| *quota != 0),
-        cpu_period: cpu.and_then(|cpu| cpu.period()),
-        tasks: resources.pids().map(|pids| pids.limit()),
-        cpus: list(cpu.map(|cpu| cpu.cpus())),
-        memory_nodes: list(cpu.map(|cpu| cpu.mems())),
-    }
+    Ok(Manager::connect(layout.version())?)
 }
 
 /// A process that only waits, until the value is dropped or this process ends.

@@ -120,15 +120,13 @@ impl Inner {
         let prepared = blocking(move || {
             let spec: oci_spec::runtime::Spec = serde_json::from_slice(&std::fs::read(bundle.join(CONFIG))?)?;
             let resources = spec.linux().as_ref().and_then(|linux| linux.resources().as_ref());
+            let mut limits = resources.map(cgroup::limits_of).unwrap_or_default();
+            // Without a list a container may use no device.
+            limits.devices = limits.devices.or_else(|| resources.map(|_| Vec::new()));
             let scope = cgroup::systemd::Scope::of(&group);
-            let holder = scope.map(|scope| scope.start(&cgroups, resources)).transpose()?;
+            let holder = scope.map(|scope| scope.start(&cgroups, &limits)).transpose()?;
             cgroups.create(&group)?;
-            let mut warnings = Vec::new();
-            if let Some(resources) = resources {
-                warnings = cgroups.apply(&group, &cgroup::settings(&cgroups, resources))?;
-                cgroups.restrict_devices(&group, resources.devices().as_deref().unwrap_or_default())?;
-            }
-            Ok((warnings, holder))
+            Ok((cgroups.apply(&group, &limits)?, holder))
         })
         .await;
         let outcome = match prepared {
@@ -208,7 +206,7 @@ impl Inner {
         let (bundle, cgroups, group) =
             (container.bundle.clone(), self.cgroups.clone(), record.cgroup.clone());
         let written = blocking(move || {
-            cgroups.remove_if_empty(&group);
+            cgroup::remove_if_empty(&cgroups, &group);
             records::write_state(&bundle, &record)
         })
         .await;
@@ -277,7 +275,7 @@ impl Inner {
         let (cgroups, group) = (self.cgroups.clone(), container.record().cgroup);
         blocking(move || {
             cgroups.kill(&group);
-            cgroups.remove(&group)
+            cgroup::remove(&cgroups, &group)
         })
         .await
         .map_err(failed("remove control group"))
@@ -331,16 +329,11 @@ impl Inner {
             let mut changed = spec::resources_of(&resources, &[], privileged);
             changed.set_devices(None);
             if running {
+                let limits = cgroup::limits_of(&changed);
                 if let Some(scope) = cgroup::systemd::Scope::of(&group) {
-                    scope.update(&cgroups, &changed)?;
+                    scope.update(&cgroups, &limits)?;
                 }
-                let mut settings = cgroup::settings(&cgroups, &changed);
-                let applied = cgroups.apply(&group, &settings);
-                if applied.is_err() {
-                    // Version 1 wants memory <= memory+swap at every moment: when growing, swap goes first.
-                    settings.reverse();
-                    cgroups.apply(&group, &settings)?;
-                }
+                cgroups.update(&group, &limits)?;
             }
             if let Some(old) = spec.linux_mut().as_mut().and_then(|linux| linux.resources_mut().as_mut()) {
                 old.set_cpu(changed.cpu().clone())

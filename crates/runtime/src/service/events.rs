@@ -12,6 +12,7 @@ use super::Inner;
 use super::client;
 use super::records;
 use super::state::{Container, Ended, Sandbox, Status, UNKNOWN_EXIT};
+use crate::cgroup;
 use crate::supervisor::protocol::{self, Decoder, Event, Request};
 use crate::supervisor::sandbox::{IDENTITY, alive};
 use crate::sys;
@@ -99,7 +100,7 @@ impl Inner {
                     let (cgroups, group) = (self.cgroups.clone(), container.record().cgroup);
                     self.tasks.spawn(client::blocking(move || {
                         cgroups.kill(&group);
-                        cgroups.remove(&group)
+                        cgroup::remove(&cgroups, &group)
                     }));
                 }
             }

@@ -30,9 +30,9 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::Config;
-use crate::cgroup::Layout;
 use crate::streaming::{self, Action, Tickets};
 use events::Events;
+use ferrite_cgroup::Layout;
 use spawner::{SealedExecutable, Spawner};
 use state::Index;
 pub use teardown::destroy;
@@ -191,7 +191,7 @@ impl Inner {
                 .map_err(|source| OpenError::Directory { path: path.clone(), source })?;
         }
         let lock = teardown::lock(&config.root)?;
-        let cgroups = Layout::detect().map_err(OpenError::Cgroups)?;
+        let cgroups = Layout::detect().map_err(|error| OpenError::Cgroups(error.into()))?;
         cgroups.create(&format!("{}/{SUPERVISORS}", config.cgroup_parent)).map_err(OpenError::Cgroups)?;
         let executable = SealedExecutable::open(&config.supervisor, &config.run.join("empty"))
             .map_err(|source| OpenError::Supervisor { path: config.supervisor.clone(), source })?;

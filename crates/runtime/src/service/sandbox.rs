@@ -13,6 +13,7 @@ use super::client::{self, blocking};
 use super::records::{self, SandboxRecord};
 use super::state::{Sandbox, new_id};
 use super::{Inner, files, required};
+use crate::cgroup;
 use crate::spec::{IdMap, OwnNamespaces, check_sysctl, map_file};
 use crate::supervisor::Setup;
 use crate::supervisor::protocol::Request;
@@ -285,7 +286,7 @@ impl Inner {
         blocking(move || {
             // The kubelet may still want the pod's group; it stays as long as anything is in it.
             if !Slice::is_slice(&group) {
-                cgroups.remove_if_empty(&group);
+                cgroup::remove_if_empty(&cgroups, &group);
             }
             remove_tree(&state_dir)
         })

@@ -12,9 +12,9 @@ use super::client::blocking;
 use super::files;
 use super::sandbox::host_network;
 use super::state::{Container, LayerUsage, Sandbox, Status};
-use crate::cgroup::Layout;
 use crate::supervisor::sandbox::{IDENTITY, alive};
 use crate::sys;
+use ferrite_cgroup::Layout;
 
 /// Age up to which a count of a writable layer is reused: walking the layer is the most expensive step
 /// here.

@@ -10,7 +10,7 @@ use nix::mount::{MntFlags, umount2};
 use super::sandbox::{end_supervisor, remove_tree};
 use super::{OpenError, records};
 use crate::Config;
-use crate::cgroup::{self, Layout};
+use crate::cgroup;
 use ferrite_systemd::Slice;
 
 /// Longest wait for a supervisor to end after a request or a kill.
@@ -65,17 +65,17 @@ pub async fn destroy(config: Config) -> io::Result<()> {
                 end_supervisor(&entry.path())?;
             }
         }
-        if let Ok(cgroups) = Layout::detect() {
+        if let Ok(cgroups) = ferrite_cgroup::Layout::detect() {
             // Whatever escaped its supervisor is still in our groups.
             cgroups.kill(&config.cgroup_parent);
-            cgroups.remove(&config.cgroup_parent)?;
+            cgroup::remove(&cgroups, &config.cgroup_parent)?;
             let slice = Slice::of(config.cgroup_parent.split('/'));
             if cgroups.exists(&slice.path()) {
                 cgroups.kill(&slice.path());
                 if let Err(error) = cgroup::systemd::stop_slice(&cgroups, &slice) {
                     tracing::warn!(%slice, %error, "systemd did not end a slice");
                 }
-                cgroups.remove(&slice.path())?;
+                cgroup::remove(&cgroups, &slice.path())?;
             }
         }
         for directory in [&config.run, &config.root] {

@@ -15,8 +15,8 @@ use super::error::{Context, SetupError};
 use super::protocol::Exec;
 use super::userns::{self, UserNamespace};
 use super::{mounts, process};
-use crate::cgroup::Layout;
 use crate::sys::{self, Beneath, Forked};
+use ferrite_cgroup::Layout;
 
 /// First byte of a message on the status socket.
 pub const FAILED: u8 = b'E';

@@ -12,6 +12,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use ferrite_cgroup::Layout;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use oci_spec::runtime::{LinuxNamespace, LinuxNamespaceType, Spec};
 
@@ -122,12 +123,10 @@ fn make(
 /// In hybrid layouts the containers' controllers are on version 1. Some runtimes refuse to work at all when
 /// the unified hierarchy beside them has a controller left; in this mount namespace it has not.
 fn hide_controllers_beside() -> Result<(), SetupError> {
-    const UNIFIED: &str = "/sys/fs/cgroup/unified";
-    let controllers = std::fs::read_to_string(format!("{UNIFIED}/cgroup.controllers")).unwrap_or_default();
-    if controllers.trim().is_empty() {
-        return Ok(());
+    match Layout::detect().ok().as_ref().and_then(Layout::controllers_beside) {
+        Some(mount) => umount2(mount, MntFlags::MNT_DETACH).context("hide the unified hierarchy"),
+        None => Ok(()),
     }
-    umount2(UNIFIED, MntFlags::MNT_DETACH).context("hide the unified hierarchy")
 }
 
 fn join_pid(spec: &mut Spec, path: PathBuf) {

@@ -18,8 +18,8 @@ use oci_spec::runtime::{LinuxDevice, LinuxDeviceType, Mount, Spec};
 use super::bundle::Bundle;
 use super::error::{Context, SetupError};
 use super::userns::UserNamespace;
-use crate::cgroup::Layout;
 use crate::sys::{self, Beneath, MountAttributes};
+use ferrite_cgroup::{Layout, Version};
 
 /// As many symlinks as the kernel follows in one path.
 const MAX_SYMLINKS: u32 = 40;
@@ -311,9 +311,9 @@ fn mount_kernel(
         data = user.translate(kind, &data);
     }
     if kind == "cgroup" {
-        return match cgroups {
-            Layout::V1(_) => mount_cgroups(root, entry.destination(), cgroups, spec),
-            Layout::V2(_) => {
+        return match cgroups.version() {
+            Version::V1 => mount_cgroups(root, entry.destination(), cgroups, spec),
+            Version::V2 => {
                 mount(Some("cgroup"), sys::fd_path(&target).as_str(), Some("cgroup2"), flags, None::<&str>)?;
                 Ok(())
             }

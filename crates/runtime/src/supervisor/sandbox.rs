@@ -17,8 +17,8 @@ use super::error::{Context, SetupError};
 use super::hook::ExitHook;
 use super::server::{PodPid, Server};
 use super::{child, protocol};
-use crate::cgroup::Layout;
 use crate::sys::{self, Forked};
+use ferrite_cgroup::Layout;
 
 /// Written by the runtime into the sandbox's run directory before the supervisor starts.
 #[derive(Debug, Clone, Serialize, Deserialize)]

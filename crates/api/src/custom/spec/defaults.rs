@@ -4,7 +4,7 @@ use crate::custom::rules::RuleSet;
 use crate::custom::schema::Schema;
 use crate::custom::{metadata, prune, validate as values};
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::access::flag;
+use crate::kinds::common::access::flag;
 use ferrite_json::Value;
 
 /// The errors in the defaults of a structural schema.

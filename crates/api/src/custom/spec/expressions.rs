@@ -2,7 +2,7 @@
 
 use crate::custom::rules::ENVIRONMENT;
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::access::{list, present, text};
+use crate::kinds::common::access::{list, present, text};
 use ferrite_cel::{CompiledRule, Schema, ValidationRules};
 use ferrite_json::{Value, json};
 

@@ -1,7 +1,7 @@
 //! Paths to fields that a schema describes: of rules and of selectable fields.
 
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::access::text;
+use crate::kinds::common::access::text;
 use ferrite_json::Value;
 use thiserror::Error;
 

@@ -9,7 +9,7 @@ mod structural;
 pub use field_path::{PathProblem, validate_selectable};
 
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::access::{flag, text};
+use crate::kinds::common::access::{flag, text};
 use ferrite_json::Value;
 
 /// Members that a root schema may have beside a status endpoint, as upstream lists them.

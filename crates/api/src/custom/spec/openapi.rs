@@ -3,7 +3,7 @@
 use super::expressions::{self, TotalCost};
 use super::field_path;
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::access::{flag, list, present, strings, text};
+use crate::kinds::common::access::{flag, list, present, strings, text};
 use ferrite_json::Value;
 
 const TYPES: &[&str] = &["array", "boolean", "integer", "number", "object", "string"];

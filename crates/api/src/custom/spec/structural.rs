@@ -2,7 +2,7 @@
 
 use crate::custom::regexp;
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::access::{flag, list, present, text};
+use crate::kinds::common::access::{flag, list, present, text};
 use ferrite_json::{Map, Value, json};
 
 /// A member that structural schemas do not have at all.

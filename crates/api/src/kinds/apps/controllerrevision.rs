@@ -1,10 +1,10 @@
 //! ControllerRevisions.
 
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::access::{flag, int, list, text};
-use crate::kinds::cell;
-use crate::kinds::check::{IMMUTABLE, immutable, not_negative};
-use crate::kinds::row::{NAME, shown};
+use crate::kinds::common::access::{flag, int, list, text};
+use crate::kinds::common::cell;
+use crate::kinds::common::check::{IMMUTABLE, immutable, not_negative};
+use crate::kinds::common::row::{NAME, shown};
 use crate::resource::{Column, Strategy};
 use crate::table::NONE;
 use ferrite_json::Value;

@@ -1,14 +1,14 @@
 //! DaemonSets.
 
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::access::{
+use crate::kinds::common::access::{
     clear_status, default_field, default_text, ensure_object, int, keep, list, map, object, text,
 };
-use crate::kinds::cell;
-use crate::kinds::check::{at_most_whole, int_or_percent, not_negative, percent};
-use crate::kinds::go;
-use crate::kinds::row::{NAME, number, shown, wide};
-use crate::kinds::workload;
+use crate::kinds::common::cell;
+use crate::kinds::common::check::{at_most_whole, int_or_percent, not_negative, percent};
+use crate::kinds::common::go;
+use crate::kinds::common::row::{NAME, number, shown, wide};
+use crate::kinds::common::workload;
 use crate::resource::{Column, Strategy};
 use crate::selector::{LabelSelector, validate_label_selector};
 use ferrite_json::Value;

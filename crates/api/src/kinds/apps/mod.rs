@@ -1,5 +1,7 @@
-//! Kinds of `apps` that are not in files of their own beside this directory.
+//! Kinds of `apps`.
 
 pub(super) mod controllerrevision;
 pub(super) mod daemonset;
+pub(super) mod deployment;
+pub(super) mod replicaset;
 pub(super) mod statefulset;

@@ -1,16 +1,16 @@
 //! StatefulSets.
 
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::access::{
+use crate::kinds::common::access::{
     clear_status, default_field, default_text, ensure_object, int, keep, list, list_mut, map, object,
     object_mut, present, remove, text,
 };
-use crate::kinds::cell;
-use crate::kinds::check::{at_most_whole, int_or_percent, is_zero_share, named_if_set, not_negative};
+use crate::kinds::common::cell;
+use crate::kinds::common::check::{at_most_whole, int_or_percent, is_zero_share, named_if_set, not_negative};
+use crate::kinds::common::go;
+use crate::kinds::common::row::{NAME, shown, wide};
+use crate::kinds::common::workload;
 use crate::kinds::core::persistentvolumeclaim::{default_claim_spec, validate_claim_spec};
-use crate::kinds::go;
-use crate::kinds::row::{NAME, shown, wide};
-use crate::kinds::workload;
 use crate::meta_validation::dns1123_label;
 use crate::resource::{Column, StatusUse, Strategy};
 use crate::selector::{LabelSelector, validate_label_selector};

@@ -1,8 +1,8 @@
 //! Conversion between the versions of the autoscaler. The older version keeps fields that it lacks in
 //! annotations.
 
-use crate::kinds::access::{default_field, ensure_object, object, present, remove, text};
-use crate::kinds::go;
+use crate::kinds::common::access::{default_field, ensure_object, object, present, remove, text};
+use crate::kinds::common::go;
 use ferrite_json::{Map, Value, json};
 
 const METRICS: &str = "autoscaling.alpha.kubernetes.io/metrics";
@@ -227,7 +227,7 @@ fn metric_to_v1(metric: &Value, part: &str) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kinds::access::{list, map};
+    use crate::kinds::common::access::{list, map};
 
     fn v2(spec: Value, status: Value) -> Value {
         json!({"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler", "metadata": {"name": "x"},

@@ -1,8 +1,8 @@
 //! Validation of autoscalers.
 
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::access::{int, list, object, present, text};
-use crate::kinds::check::{complaints, one_of_if_set};
+use crate::kinds::common::access::{int, list, object, present, text};
+use crate::kinds::common::check::{complaints, one_of_if_set};
 use crate::meta_validation::path_segment;
 use crate::quantity::Quantity;
 use ferrite_json::Value;

@@ -1,8 +1,8 @@
 //! Scale: the body of a subresource, never stored.
 
-use crate::kinds::access::int;
-use crate::kinds::cell;
-use crate::kinds::row::{number, shown};
+use crate::kinds::common::access::int;
+use crate::kinds::common::cell;
+use crate::kinds::common::row::{number, shown};
 use crate::resource::{Column, Strategy};
 use ferrite_json::Value;
 use jiff::Timestamp;

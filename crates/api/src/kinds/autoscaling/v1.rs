@@ -2,8 +2,8 @@
 
 use super::convert::{from_v2, to_v2};
 use super::v2;
-use crate::kinds::access::{default_field, ensure_object};
-use crate::kinds::converted::Converted;
+use crate::kinds::common::access::{default_field, ensure_object};
+use crate::kinds::common::converted::Converted;
 use crate::resource::Storage;
 use ferrite_json::Value;
 

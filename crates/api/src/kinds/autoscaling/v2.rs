@@ -2,10 +2,12 @@
 
 use super::rules::validate_spec;
 use crate::field::{FieldErrors, Path};
-use crate::kinds::access::{default_field, ensure_object, int, list, list_mut, object_mut, present, text};
-use crate::kinds::cell;
-use crate::kinds::check::not_negative;
-use crate::kinds::row::{NAME, shown};
+use crate::kinds::common::access::{
+    default_field, ensure_object, int, list, list_mut, object_mut, present, text,
+};
+use crate::kinds::common::cell;
+use crate::kinds::common::check::not_negative;
+use crate::kinds::common::row::{NAME, shown};
 use crate::quantity::canonicalise;
 use crate::resource::{Column, StatusUse, Strategy};
 use crate::table::{NONE, UNKNOWN};

@@ -3,13 +3,15 @@
 use super::job_rules::validate_job_spec;
 use super::job_status;
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::access::{
+use crate::kinds::common::access::{
     clear_status, default_field, default_text, ensure_object, flag, int, keep, list_mut, map, object_mut,
     present, text,
 };
-use crate::kinds::check::{IMMUTABLE, immutable};
-use crate::kinds::row::{NAME, shown, wide};
-use crate::kinds::{cell, go, workload};
+use crate::kinds::common::cell;
+use crate::kinds::common::check::{IMMUTABLE, immutable};
+use crate::kinds::common::go;
+use crate::kinds::common::row::{NAME, shown, wide};
+use crate::kinds::common::workload;
 use crate::meta_validation::{dns1123_label, validate_labels};
 use crate::resource::{Column, MetadataUse, Strategy};
 use crate::selector::{LabelSelector, validate_label_selector};
@@ -355,10 +357,10 @@ fn with_scheduling_of(old: &Value, new: &Value, spec: &Value, job: &Value) -> Va
         if affinity.is_object() {
             of_pod["nodeAffinity"] = affinity;
         } else {
-            crate::kinds::access::remove(of_pod, "nodeAffinity");
+            crate::kinds::common::access::remove(of_pod, "nodeAffinity");
         }
         if of_pod.as_object().is_some_and(Map::is_empty) && !new["spec"]["affinity"].is_object() {
-            crate::kinds::access::remove(pod, "affinity");
+            crate::kinds::common::access::remove(pod, "affinity");
         }
     }
     template

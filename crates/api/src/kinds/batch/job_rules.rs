@@ -1,10 +1,10 @@
 //! Validation of a job's specification, its own or a CronJob's template.
 
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::access::{int, list, object, present, text};
-use crate::kinds::check::{complaints, not_negative, repeated};
+use crate::kinds::common::access::{int, list, object, present, text};
+use crate::kinds::common::check::{complaints, not_negative, repeated};
+use crate::kinds::common::workload;
 use crate::kinds::networking::domain_prefixed_path;
-use crate::kinds::workload;
 use crate::meta_validation::qualified_name;
 use ferrite_json::Value;
 use std::collections::HashSet;
@@ -56,7 +56,7 @@ pub(super) fn validate_job_spec(spec: &Value, path: &Path) -> FieldErrors {
         } else {
             errors.push(
                 FieldError::invalid(&path, policy.clone(), INDEXED)
-                    .rendered_as(crate::kinds::go::compact("SuccessPolicy", policy)),
+                    .rendered_as(crate::kinds::common::go::compact("SuccessPolicy", policy)),
             );
         }
     }

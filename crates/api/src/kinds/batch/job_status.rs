@@ -2,9 +2,9 @@
 
 use super::job_rules::count_indexes;
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::access::{flag, int, list, object, present, strings, text};
-use crate::kinds::cell::has_condition;
-use crate::kinds::check::not_negative;
+use crate::kinds::common::access::{flag, int, list, object, present, strings, text};
+use crate::kinds::common::cell::has_condition;
+use crate::kinds::common::check::not_negative;
 use ferrite_json::Value;
 use jiff::Timestamp;
 use std::collections::HashSet;

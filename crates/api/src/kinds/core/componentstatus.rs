@@ -1,8 +1,8 @@
 //! ComponentStatuses: the remains of an old way to ask for the state of the control plane. Read only.
 
-use crate::kinds::access::{list, text};
-use crate::kinds::cell;
-use crate::kinds::row::{NAME, shown};
+use crate::kinds::common::access::{list, text};
+use crate::kinds::common::cell;
+use crate::kinds::common::row::{NAME, shown};
 use crate::resource::{Column, Strategy};
 use ferrite_json::Value;
 use jiff::Timestamp;

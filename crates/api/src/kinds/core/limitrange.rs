@@ -1,10 +1,10 @@
 //! LimitRanges.
 
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::access::{ensure_object, list, list_mut, map, text};
-use crate::kinds::check::complaints;
-use crate::kinds::pod::defaults::default_resource_list;
-use crate::kinds::pod::resources::{
+use crate::kinds::common::access::{ensure_object, list, list_mut, map, text};
+use crate::kinds::common::check::complaints;
+use crate::kinds::core::pod::defaults::default_resource_list;
+use crate::kinds::core::pod::resources::{
     Amounts, amounts, may_overcommit, validate_container_resource_name, validate_resource_name,
 };
 use crate::meta_validation::qualified_name;

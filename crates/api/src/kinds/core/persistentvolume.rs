@@ -1,19 +1,20 @@
 //! PersistentVolumes.
 
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::access::{
+use crate::kinds::common::access::{
     default_field, default_text, ensure_object, keep, list, map, object, object_mut, present, remove, text,
 };
-use crate::kinds::check::{complaints, immutable, named, named_if_set, one_of_if_set};
-use crate::kinds::pod::defaults::default_resource_list;
-use crate::kinds::pod::resources::amounts;
-use crate::kinds::pod::validate_node_selector;
-use crate::kinds::row::{NAME, shown, wide};
-use crate::kinds::volume_source::{
+use crate::kinds::common::cell;
+use crate::kinds::common::check::{complaints, immutable, named, named_if_set, one_of_if_set};
+use crate::kinds::common::go;
+use crate::kinds::common::row::{NAME, shown, wide};
+use crate::kinds::common::volume_source::{
     access_modes_cell, default_source, validate_access_modes, validate_iscsi, validate_source,
     validate_volume_mode,
 };
-use crate::kinds::{cell, go};
+use crate::kinds::core::pod::defaults::default_resource_list;
+use crate::kinds::core::pod::resources::amounts;
+use crate::kinds::core::pod::validate_node_selector;
 use crate::meta_validation::{dns1123_label, dns1123_subdomain};
 use crate::resource::{Column, Strategy};
 use ferrite_json::{Value, json};
@@ -393,8 +394,10 @@ fn validate_one_source(spec: &Value, name: &str, has_affinity: bool, path: &Path
 }
 
 fn validate_csi(source: &Value, path: &Path) -> FieldErrors {
-    let mut errors =
-        crate::kinds::volume_source::validate_driver_name(text(source, "driver"), &path.child("driver"));
+    let mut errors = crate::kinds::common::volume_source::validate_driver_name(
+        text(source, "driver"),
+        &path.child("driver"),
+    );
     if text(source, "volumeHandle").is_empty() {
         errors.push(FieldError::required(&path.child("volumeHandle"), ""));
     }

@@ -1,16 +1,16 @@
 //! PersistentVolumeClaims.
 
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::access::{
+use crate::kinds::common::access::{
     default_field, default_text, ensure_object, keep, list, map, object, present, remove, text,
 };
-use crate::kinds::cell;
-use crate::kinds::check::{IMMUTABLE, complaints, immutable, named_if_set};
-use crate::kinds::go;
-use crate::kinds::pod::defaults::default_resource_list;
-use crate::kinds::pod::resources::{amounts, is_native};
-use crate::kinds::row::{NAME, shown, wide};
-use crate::kinds::volume_source::{access_modes_cell, validate_access_modes, validate_volume_mode};
+use crate::kinds::common::cell;
+use crate::kinds::common::check::{IMMUTABLE, complaints, immutable, named_if_set};
+use crate::kinds::common::go;
+use crate::kinds::common::row::{NAME, shown, wide};
+use crate::kinds::common::volume_source::{access_modes_cell, validate_access_modes, validate_volume_mode};
+use crate::kinds::core::pod::defaults::default_resource_list;
+use crate::kinds::core::pod::resources::{amounts, is_native};
 use crate::meta_validation::{dns1123_subdomain, qualified_name};
 use crate::quantity::Quantity;
 use crate::resource::{Column, Strategy};

@@ -1,10 +1,10 @@
 //! PodTemplates.
 
 use crate::field::{FieldErrors, Path};
-use crate::kinds::access::map;
-use crate::kinds::cell;
-use crate::kinds::row::{NAME, shown};
-use crate::kinds::workload;
+use crate::kinds::common::access::map;
+use crate::kinds::common::cell;
+use crate::kinds::common::row::{NAME, shown};
+use crate::kinds::common::workload;
 use crate::resource::{Column, Strategy};
 use ferrite_json::Value;
 use jiff::Timestamp;

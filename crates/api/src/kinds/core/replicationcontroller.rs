@@ -1,11 +1,11 @@
 //! ReplicationControllers.
 
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::access::{default_field, ensure_object, int, map, object, present, text};
-use crate::kinds::cell;
-use crate::kinds::check::not_negative;
-use crate::kinds::row::{NAME, number, shown, wide};
-use crate::kinds::workload;
+use crate::kinds::common::access::{default_field, ensure_object, int, map, object, present, text};
+use crate::kinds::common::cell;
+use crate::kinds::common::check::not_negative;
+use crate::kinds::common::row::{NAME, number, shown, wide};
+use crate::kinds::common::workload;
 use crate::meta_validation::long_name;
 use crate::resource::{Column, StatusUse, Strategy};
 use ferrite_json::{Text, Value};

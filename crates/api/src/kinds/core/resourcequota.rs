@@ -1,14 +1,14 @@
 //! ResourceQuotas.
 
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::access::{ensure_object, list, map, strings, text};
-use crate::kinds::cell;
-use crate::kinds::check::{IMMUTABLE, NOT_NEGATIVE};
-use crate::kinds::pod::defaults::default_resource_list;
-use crate::kinds::pod::resources::{
+use crate::kinds::common::access::{ensure_object, list, map, strings, text};
+use crate::kinds::common::cell;
+use crate::kinds::common::check::{IMMUTABLE, NOT_NEGATIVE};
+use crate::kinds::common::row::{NAME, shown};
+use crate::kinds::core::pod::defaults::default_resource_list;
+use crate::kinds::core::pod::resources::{
     amounts, is_integer_resource, is_quota_resource, validate_quota_resource_name,
 };
-use crate::kinds::row::{NAME, shown};
 use crate::quantity::Quantity;
 use crate::resource::{Column, StatusUse, Strategy};
 use ferrite_json::Value;

@@ -2,10 +2,13 @@
 
 use super::validate_conditions;
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::access::{default_int, ensure_object, flag, int, list, object, present, strings, text};
-use crate::kinds::check::complaints;
-use crate::kinds::row::{NAME, shown};
-use crate::kinds::{cell, go};
+use crate::kinds::common::access::{
+    default_int, ensure_object, flag, int, list, object, present, strings, text,
+};
+use crate::kinds::common::cell;
+use crate::kinds::common::check::complaints;
+use crate::kinds::common::go;
+use crate::kinds::common::row::{NAME, shown};
 use crate::meta_validation::{dns1123_label, dns1123_subdomain};
 use crate::resource::{Column, StatusUse, Strategy};
 use crate::table::NONE;

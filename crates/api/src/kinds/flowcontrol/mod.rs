@@ -4,7 +4,7 @@ pub(super) mod flowschema;
 pub(super) mod prioritylevel;
 
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::access::{list, text};
+use crate::kinds::common::access::{list, text};
 use ferrite_json::Value;
 use std::collections::HashSet;
 

@@ -2,11 +2,12 @@
 
 use super::validate_conditions;
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::access::{
+use crate::kinds::common::access::{
     default_field, default_int, ensure_object, int, object, object_mut, present, text,
 };
-use crate::kinds::row::{NAME, shown};
-use crate::kinds::{cell, go};
+use crate::kinds::common::cell;
+use crate::kinds::common::go;
+use crate::kinds::common::row::{NAME, shown};
 use crate::resource::{Column, StatusUse, Strategy};
 use crate::table::NONE;
 use ferrite_json::{Value, json};

@@ -1,10 +1,10 @@
 //! Ingresses.
 
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::access::{ensure_object, int, list, object, strings, text};
-use crate::kinds::cell;
-use crate::kinds::check::{complaints, ip, lenient_ip, port};
-use crate::kinds::row::{NAME, shown};
+use crate::kinds::common::access::{ensure_object, int, list, object, strings, text};
+use crate::kinds::common::cell;
+use crate::kinds::common::check::{complaints, ip, lenient_ip, port};
+use crate::kinds::common::row::{NAME, shown};
 use crate::meta_validation::{dns1123_label, dns1123_subdomain, path_segment, port_name, wildcard_subdomain};
 use crate::resource::{Column, StatusUse, Strategy};
 use crate::table::NONE;

@@ -3,10 +3,10 @@
 use super::domain_prefixed_path;
 use super::ingress::validate_reference;
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::access::{default_field, ensure_object, object, object_mut, text};
-use crate::kinds::cell;
-use crate::kinds::check::{complaints, immutable};
-use crate::kinds::row::{NAME, shown};
+use crate::kinds::common::access::{default_field, ensure_object, object, object_mut, text};
+use crate::kinds::common::cell;
+use crate::kinds::common::check::{complaints, immutable};
+use crate::kinds::common::row::{NAME, shown};
 use crate::meta_validation::dns1123_label;
 use crate::resource::{Column, MetadataUse, Strategy};
 use crate::table::NONE;

@@ -1,10 +1,11 @@
 //! IPAddresses: which address is whose.
 
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::access::{ensure_object, object, text};
-use crate::kinds::check::{IMMUTABLE, complaints, strict_ip};
-use crate::kinds::row::{NAME, shown};
-use crate::kinds::{cell, go};
+use crate::kinds::common::access::{ensure_object, object, text};
+use crate::kinds::common::cell;
+use crate::kinds::common::check::{IMMUTABLE, complaints, strict_ip};
+use crate::kinds::common::go;
+use crate::kinds::common::row::{NAME, shown};
 use crate::meta_validation::{dns1123_subdomain, path_segment};
 use crate::resource::{Column, MetadataUse, Strategy};
 use ferrite_json::Value;

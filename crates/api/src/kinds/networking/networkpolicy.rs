@@ -1,10 +1,13 @@
 //! NetworkPolicies.
 
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::access::{default_field, ensure_object, list, list_mut, object, present, strings, text};
-use crate::kinds::check::{Cidr, cidr, port, port_number_or_name};
-use crate::kinds::row::{NAME, shown};
-use crate::kinds::{cell, workload};
+use crate::kinds::common::access::{
+    default_field, ensure_object, list, list_mut, object, present, strings, text,
+};
+use crate::kinds::common::cell;
+use crate::kinds::common::check::{Cidr, cidr, port, port_number_or_name};
+use crate::kinds::common::row::{NAME, shown};
+use crate::kinds::common::workload;
 use crate::resource::{Column, Strategy};
 use crate::selector::validate_label_selector;
 use ferrite_json::{Value, json};

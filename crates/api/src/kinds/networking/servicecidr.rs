@@ -1,10 +1,10 @@
 //! ServiceCIDRs: the ranges services get their addresses from.
 
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::access::{ensure_object, strings};
-use crate::kinds::cell;
-use crate::kinds::check::{Cidr, IMMUTABLE, NOT_A_CIDR};
-use crate::kinds::row::{NAME, shown};
+use crate::kinds::common::access::{ensure_object, strings};
+use crate::kinds::common::cell;
+use crate::kinds::common::check::{Cidr, IMMUTABLE, NOT_A_CIDR};
+use crate::kinds::common::row::{NAME, shown};
 use crate::resource::{Column, StatusUse, Strategy};
 use ferrite_json::{Value, json};
 use jiff::Timestamp;

@@ -2,10 +2,11 @@
 
 use super::GROUP;
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::access::{default_text, ensure_object, list, list_mut, text};
-use crate::kinds::check::complaints;
-use crate::kinds::row::{NAME, shown, wide};
-use crate::kinds::{cell, go};
+use crate::kinds::common::access::{default_text, ensure_object, list, list_mut, text};
+use crate::kinds::common::cell;
+use crate::kinds::common::check::complaints;
+use crate::kinds::common::go;
+use crate::kinds::common::row::{NAME, shown, wide};
 use crate::meta_validation::{dns1123_subdomain, path_segment};
 use crate::resource::{Column, MetadataUse, Strategy};
 use ferrite_json::Value;

@@ -1,7 +1,7 @@
 //! Roles and ClusterRoles.
 
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::access::{list, object, strings};
+use crate::kinds::common::access::{list, object, strings};
 use crate::meta_validation::path_segment;
 use crate::resource::{MetadataUse, Strategy};
 use crate::selector::{LabelSelector, validate_label_selector};

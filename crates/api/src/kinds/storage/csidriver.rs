@@ -1,10 +1,10 @@
 //! CSIDrivers.
 
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::access::{default_field, ensure_object, list, present, strings, text};
-use crate::kinds::cell;
-use crate::kinds::check::{immutable, one_of_if_set};
-use crate::kinds::row::{NAME, boolean, shown};
+use crate::kinds::common::access::{default_field, ensure_object, list, present, strings, text};
+use crate::kinds::common::cell;
+use crate::kinds::common::check::{immutable, one_of_if_set};
+use crate::kinds::common::row::{NAME, boolean, shown};
 use crate::resource::{Column, Strategy};
 use crate::table::NONE;
 use ferrite_json::{Value, json};

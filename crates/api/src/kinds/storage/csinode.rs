@@ -1,11 +1,12 @@
 //! CSINodes: which drivers a node has.
 
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::access::{ensure_object, list, remove, strings, text};
-use crate::kinds::check::{IMMUTABLE, complaints, repeated};
-use crate::kinds::row::{NAME, number, shown};
-use crate::kinds::volume_source::validate_driver_name;
-use crate::kinds::{cell, go};
+use crate::kinds::common::access::{ensure_object, list, remove, strings, text};
+use crate::kinds::common::cell;
+use crate::kinds::common::check::{IMMUTABLE, complaints, repeated};
+use crate::kinds::common::go;
+use crate::kinds::common::row::{NAME, number, shown};
+use crate::kinds::common::volume_source::validate_driver_name;
 use crate::meta_validation::qualified_name;
 use crate::resource::{Column, Strategy};
 use ferrite_json::Value;

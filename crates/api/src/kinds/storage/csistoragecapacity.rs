@@ -1,8 +1,8 @@
 //! CSIStorageCapacities.
 
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::access::text;
-use crate::kinds::check::{NOT_NEGATIVE, complaints, immutable};
+use crate::kinds::common::access::text;
+use crate::kinds::common::check::{NOT_NEGATIVE, complaints, immutable};
 use crate::meta_validation::dns1123_subdomain;
 use crate::quantity::{Quantity, canonicalise};
 use crate::resource::Strategy;

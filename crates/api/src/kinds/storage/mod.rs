@@ -8,8 +8,8 @@ pub(super) mod volumeattachment;
 pub(super) mod volumeattributesclass;
 
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::access::{map, text};
-use crate::kinds::check::complaints;
+use crate::kinds::common::access::{map, text};
+use crate::kinds::common::check::complaints;
 use crate::meta_validation::qualified_name;
 use ferrite_json::Value;
 

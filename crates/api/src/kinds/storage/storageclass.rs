@@ -2,10 +2,10 @@
 
 use super::{class_name, validate_parameters, validate_provisioner};
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::access::{default_field, list, strings, text};
-use crate::kinds::cell;
-use crate::kinds::check::{complaints, immutable, one_of, repeated};
-use crate::kinds::row::{NAME, shown};
+use crate::kinds::common::access::{default_field, list, strings, text};
+use crate::kinds::common::cell;
+use crate::kinds::common::check::{complaints, immutable, one_of, repeated};
+use crate::kinds::common::row::{NAME, shown};
 use crate::meta_validation::qualified_name;
 use crate::resource::{Column, MetadataUse, Strategy};
 use ferrite_json::Value;

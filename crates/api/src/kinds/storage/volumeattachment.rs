@@ -1,12 +1,13 @@
 //! VolumeAttachments.
 
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::access::{ensure_object, map, present, text};
-use crate::kinds::check::{IMMUTABLE, complaints, required};
+use crate::kinds::common::access::{ensure_object, map, present, text};
+use crate::kinds::common::cell;
+use crate::kinds::common::check::{IMMUTABLE, complaints, required};
+use crate::kinds::common::go;
+use crate::kinds::common::row::{NAME, boolean, shown};
+use crate::kinds::common::volume_source::validate_driver_name;
 use crate::kinds::core::persistentvolume;
-use crate::kinds::row::{NAME, boolean, shown};
-use crate::kinds::volume_source::validate_driver_name;
-use crate::kinds::{cell, go};
 use crate::meta_validation::dns1123_subdomain;
 use crate::resource::{Column, StatusUse, Strategy};
 use ferrite_json::Value;

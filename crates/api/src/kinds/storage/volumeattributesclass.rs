@@ -2,9 +2,9 @@
 
 use super::{class_name, validate_parameters, validate_provisioner};
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::access::text;
-use crate::kinds::cell;
-use crate::kinds::row::{NAME, shown};
+use crate::kinds::common::access::text;
+use crate::kinds::common::cell;
+use crate::kinds::common::row::{NAME, shown};
 use crate::resource::{Column, Strategy};
 use ferrite_json::Value;
 use jiff::Timestamp;

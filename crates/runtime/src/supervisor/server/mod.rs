@@ -13,8 +13,8 @@ use std::path::PathBuf;
 
 use super::hook::ExitHook;
 use super::protocol::Failure;
-use crate::cgroup::Layout;
 use container::Container;
+use ferrite_cgroup::Layout;
 use launch::{ExecProcess, Launch};
 use requests::Connection;
 

@@ -1,0 +1,3 @@
+//! Kinds of `apiregistration.k8s.io`.
+
+pub(super) mod apiservice;

@@ -1,0 +1,3 @@
+//! Kinds of `authorization.k8s.io`.
+
+pub(super) mod review;

@@ -1,0 +1,4 @@
+//! Kinds of `certificates.k8s.io`.
+
+pub(super) mod certificatesigningrequest;
+pub(super) mod pem;

@@ -1,0 +1,3 @@
+//! Kinds of `discovery.k8s.io`.
+
+pub(super) mod endpointslice;
