@@ -19,6 +19,8 @@ mod routes;
 mod rules;
 mod segment;
 mod state;
+#[cfg(feature = "testing")]
+pub mod testing;
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
