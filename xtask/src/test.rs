@@ -24,6 +24,9 @@ const TOOLS: &[(&str, &str)] = &[
     ("/usr/lib/cni/bridge", "containernetworking-plugins"),
 ];
 
+/// Links to private items are for readers of the source, whom they help.
+const RUSTDOC_FLAGS: &str = "-D warnings -A rustdoc::private_intra_doc_links";
+
 /// The crates that have examples in their documentation, which nextest does not run.
 const DOC_TESTS: &[&str] = &["-p", "ferrite-cel", "-p", "ferrite-json", "-p", "ferrite-memory"];
 
@@ -53,7 +56,7 @@ fn document() -> Result<(), String> {
     let driver = Path::new(&cargo).with_file_name("clippy-driver");
     eprintln!("+ cargo doc --workspace --no-deps");
     let mut doc = Command::new("cargo");
-    doc.args(["doc", "--workspace", "--no-deps", "--quiet"]).env("RUSTDOCFLAGS", "-D warnings");
+    doc.args(["doc", "--workspace", "--no-deps", "--quiet"]).env("RUSTDOCFLAGS", RUSTDOC_FLAGS);
     if driver.is_file() {
         doc.env("RUSTC_WORKSPACE_WRAPPER", driver);
         doc.env("CLIPPY_ARGS", "-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__");
