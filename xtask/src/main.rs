@@ -5,6 +5,7 @@ mod fuzz;
 mod policy;
 mod schema;
 mod test;
+mod unused;
 
 use std::process::ExitCode;
 
@@ -20,7 +21,7 @@ const COMMANDS: &[Row] = &[
     Row {
         name: "test",
         arguments: "[--install] [--quick]",
-        what: "formatting, dependency policy, lints, unit tests and, unless quick, end-to-end tests and attacks",
+        what: "formatting, dependency policy, lints, documentation, unit tests and, unless quick, end-to-end tests and attacks",
         run: test::run,
     },
     Row {
@@ -37,11 +38,11 @@ const COMMANDS: &[Row] = &[
     },
     Row {
         name: "schema",
-        arguments: "<openapi.tsv> <proto.tsv>",
-        what: "rewrite crates/api/schema/types.tsv from upstream's facts",
+        arguments: "<checkout>",
+        what: "rewrite crates/api/schema/types.tsv from a checkout of kubernetes/kubernetes",
         run: |arguments| match arguments {
-            [openapi, proto] => schema::run(openapi, proto),
-            _ => Err("two files are needed".into()),
+            [checkout] => schema::run(checkout),
+            _ => Err("the directory of a checkout is needed".into()),
         },
     },
 ];

@@ -17,7 +17,7 @@ struct Policy {
     banned: BTreeMap<String, String>,
 }
 
-/// Checks every crate that the lock file brings in.
+/// Checks every crate that the lock file brings in, and that our own crates use those that they declare.
 pub fn check() -> Result<(), String> {
     eprintln!("+ dependency policy (deny.toml)");
     let text = std::fs::read_to_string("deny.toml").map_err(|e| format!("cannot read deny.toml: {e}"))?;
@@ -31,6 +31,7 @@ pub fn check() -> Result<(), String> {
     }
     let metadata: Value =
         serde_json::from_slice(&output.stdout).map_err(|e| format!("cargo metadata: {e}"))?;
+    crate::unused::check(&metadata)?;
     let problems: Vec<String> =
         metadata["packages"].as_array().into_iter().flatten().filter_map(|p| policy.problem(p)).collect();
     match problems.is_empty() {

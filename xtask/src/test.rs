@@ -24,12 +24,20 @@ const TOOLS: &[(&str, &str)] = &[
     ("/usr/lib/cni/bridge", "containernetworking-plugins"),
 ];
 
+/// Links to private items are for readers of the source, whom they help.
+const RUSTDOC_FLAGS: &str = "-D warnings -A rustdoc::private_intra_doc_links";
+
+/// The crates that have examples in their documentation, which nextest does not run.
+const DOC_TESTS: &[&str] = &["-p", "ferrite-cel", "-p", "ferrite-json", "-p", "ferrite-memory"];
+
 pub fn run(arguments: &[String]) -> Result<(), String> {
     let has = |flag: &str| arguments.iter().any(|a| a == flag);
     install(has("--install"))?;
     cargo(&["fmt", "--all", "--check"])?;
     crate::policy::check()?;
     cargo(&["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"])?;
+    document()?;
+    cargo(&[&["test", "--doc", "--quiet"], DOC_TESTS].concat())?;
     let quick = has("--quick");
     let nextest = Command::new("cargo").args(["nextest", "--version"]).output();
     if nextest.is_ok_and(|o| o.status.success()) {
@@ -39,6 +47,22 @@ pub fn run(arguments: &[String]) -> Result<(), String> {
         let filter: &[&str] = if quick { &["--lib", "--bins"] } else { &[] };
         cargo(&[&["test", "--workspace", "--no-fail-fast"], filter].concat())
     }
+}
+
+/// Documents every crate: a broken link is an error. Cargo takes what clippy has made of our crates instead of checking
+/// all of them once more, if clippy's wrapper and its arguments are the same.
+fn document() -> Result<(), String> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let driver = Path::new(&cargo).with_file_name("clippy-driver");
+    eprintln!("+ cargo doc --workspace --no-deps");
+    let mut doc = Command::new("cargo");
+    doc.args(["doc", "--workspace", "--no-deps", "--quiet"]).env("RUSTDOCFLAGS", RUSTDOC_FLAGS);
+    if driver.is_file() {
+        doc.env("RUSTC_WORKSPACE_WRAPPER", driver);
+        doc.env("CLIPPY_ARGS", "-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__");
+    }
+    let status = doc.status().map_err(|e| format!("cannot run cargo doc: {e}"))?;
+    if status.success() { Ok(()) } else { Err(format!("cargo doc failed: {status}")) }
 }
 
 /// Installs missing tools when asked to and possible; otherwise lists them.

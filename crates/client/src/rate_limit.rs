@@ -1,7 +1,7 @@
 //! A limit of requests per second, as client-go's token bucket: the caller waits for its turn.
 
+use ferrite_component::{Rate, TokenBucket};
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
 use tokio::time::Instant;
 
 /// Requests a second, after a burst of them.
@@ -11,42 +11,25 @@ pub struct RateLimit {
     pub burst: u32,
 }
 
-#[derive(Debug)]
-struct Bucket {
-    /// Negative while callers wait.
-    tokens: f64,
-    counted: Instant,
-}
-
 /// Lets requests pass at a rate.
 #[derive(Debug)]
 pub struct RateLimiter {
-    limit: RateLimit,
-    bucket: Mutex<Bucket>,
+    rate: Rate,
+    bucket: Mutex<TokenBucket<std::time::Instant>>,
 }
 
 impl RateLimiter {
     pub fn new(limit: RateLimit) -> Self {
-        let bucket = Bucket { tokens: f64::from(limit.burst), counted: Instant::now() };
-        Self { limit, bucket: Mutex::new(bucket) }
+        let rate = Rate { per_second: limit.qps, burst: limit.burst.into() };
+        Self { rate, bucket: Mutex::new(TokenBucket::full(rate, Instant::now().into_std())) }
     }
 
     /// Waits for the caller's turn. Callers are served in the order in which they came.
     pub async fn turn(&self) {
-        let wait = self.take(Instant::now());
+        let now = Instant::now().into_std();
+        let wait = self.bucket.lock().unwrap_or_else(PoisonError::into_inner).reserve(self.rate, now);
         if !wait.is_zero() {
             tokio::time::sleep(wait).await;
-        }
-    }
-
-    fn take(&self, now: Instant) -> Duration {
-        let mut bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
-        let new = now.saturating_duration_since(bucket.counted).as_secs_f64() * self.limit.qps;
-        bucket.tokens = (bucket.tokens + new).min(f64::from(self.limit.burst)) - 1.0;
-        bucket.counted = now;
-        match bucket.tokens < 0.0 && self.limit.qps > 0.0 {
-            true => Duration::try_from_secs_f64(-bucket.tokens / self.limit.qps).unwrap_or(Duration::MAX),
-            false => Duration::ZERO,
         }
     }
 }
@@ -54,6 +37,7 @@ impl RateLimiter {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     #[tokio::test(start_paused = true)]
     async fn a_burst_passes_and_the_rest_waits() {

@@ -12,8 +12,10 @@ mod inotify;
 pub mod metrics;
 mod nearest;
 mod pages;
+mod plain;
 mod serve;
 pub mod steps;
+mod token_bucket;
 
 pub use config::{ConfigError, TypeMeta, read_config};
 pub use duration::{GoDuration, ParseDurationError};
@@ -22,4 +24,6 @@ pub use gates::{FeatureGates, Gate, GateError, Stage};
 pub use inotify::Watcher;
 pub use nearest::nearest;
 pub use pages::Pages;
+pub use plain::{PlainLimits, serve_plain};
 pub use serve::{Access, Denied, Endpoint, EndpointOptions};
+pub use token_bucket::{Moment, Rate, TokenBucket};

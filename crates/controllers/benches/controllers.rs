@@ -345,16 +345,10 @@ async fn memory() {
 
 /// The processor time of this process.
 fn processor_time() -> Duration {
-    let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
-    let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
-    // Fields 14 and 15 of the file, in hundredths of a second; the name and the text before it are cut off.
-    let ticks: u64 = fields[11..=12].iter().map(|field| field.parse::<u64>().unwrap()).sum();
-    Duration::from_millis(ticks * 10)
+    ferrite_memory::usage::processor_time(std::process::id())
 }
 
 /// The PSS of this process in KiB.
 fn proportional_memory() -> u64 {
-    let rollup = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap();
-    let line = rollup.lines().find(|line| line.starts_with("Pss:")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    ferrite_memory::usage::rollup(std::process::id(), "Pss:")
 }

@@ -21,7 +21,7 @@ use kube::api::PostParams;
 use crate::Context;
 use crate::error::{During, SyncError};
 use crate::pods::{self, BY_LABEL};
-use decide::decide;
+use decide::{BudgetError, decide};
 
 const NAME: &str = "disruption-controller";
 
@@ -126,7 +126,7 @@ fn controller(metadata: &ObjectMeta) -> Option<&OwnerReference> {
 impl Workloads {
     /// Sum of the replicas that the workloads of these pods want. Pods without a controller count as
     /// themselves.
-    fn expected(&self, pods: &[Arc<Pod>]) -> Result<i32, String> {
+    fn expected(&self, pods: &[Arc<Pod>]) -> Result<i32, BudgetError> {
         let mut wanted: HashMap<String, i32> = HashMap::new();
         for pod in pods {
             let name = pod.metadata.name.as_deref().unwrap_or_default();
@@ -135,9 +135,10 @@ impl Workloads {
                 continue;
             }
             let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
-            let (uid, replicas) = self
-                .size(namespace, owner)
-                .ok_or_else(|| format!("found no controller ref for pod {name:?} of kind {}", owner.kind))?;
+            let (uid, replicas) = self.size(namespace, owner).ok_or_else(|| BudgetError::NoController {
+                pod: name.to_owned(),
+                kind: owner.kind.clone(),
+            })?;
             wanted.insert(uid, replicas);
         }
         Ok(wanted.values().sum())

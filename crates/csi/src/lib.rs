@@ -5,6 +5,8 @@
 
 mod client;
 mod error;
+mod plugin;
+mod server;
 
 #[allow(clippy::all, clippy::unwrap_used, missing_docs)]
 pub mod v1 {
@@ -20,3 +22,5 @@ pub mod registration {
 
 pub use client::{Driver, NodeCapabilities, Registrar, within};
 pub use error::CallError;
+pub use plugin::RegisteredPlugin;
+pub use server::serve;

@@ -5,7 +5,6 @@
 
 mod client;
 mod driver;
-mod server;
 
 #[allow(clippy::all, clippy::unwrap_used, missing_docs)]
 pub mod deviceplugin {
@@ -33,9 +32,8 @@ pub mod podresources {
 
 pub use client::{DevicePlugin, DeviceUpdates};
 pub use driver::{DraPlugin, DraVersion, HealthUpdates};
-pub use ferrite_csi::CallError;
+pub use ferrite_csi::{CallError, serve};
 pub use prost::DecodeError;
-pub use server::serve;
 pub use tonic::{Request, Response, Status, async_trait};
 
 /// The protobuf form of a message.

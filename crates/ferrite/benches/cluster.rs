@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, reason = "a benchmark that fails should stop at once")]
 
 use ferrite_json::Value;
+use ferrite_memory::usage::rollup;
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -143,7 +144,8 @@ impl Bench {
     /// Memory of our processes, after a minute in which nothing is asked of them.
     fn memory(&self, child: &Child) {
         let supervisors: Vec<i32> = processes_named("ferrite-supervisor", &self.dir);
-        let private: Vec<u64> = supervisors.iter().map(|pid| rollup(*pid, "Private_")).collect();
+        let private: Vec<u64> =
+            supervisors.iter().map(|pid| rollup(pid.unsigned_abs(), "Private_")).collect();
         if !private.is_empty() {
             let sum: u64 = private.iter().sum();
             println!("{:<44} {:>12}", "supervisor, private memory each, KiB", sum / private.len() as u64);
@@ -155,10 +157,10 @@ impl Bench {
         let main = i32::try_from(child.id()).unwrap();
         let all: u64 = std::iter::once(main)
             .chain(processes_named("ferrite-supervisor", &self.dir))
-            .map(|pid| rollup(pid, "Pss:"))
+            .map(|pid| rollup(pid.unsigned_abs(), "Pss:"))
             .sum();
         println!("{:<44} {:>12}", "idle cluster, PSS of all processes, KiB", all);
-        println!("{:<44} {:>12}", "  of that anonymous, KiB", rollup(main, "Pss_Anon:"));
+        println!("{:<44} {:>12}", "  of that anonymous, KiB", rollup(main.unsigned_abs(), "Pss_Anon:"));
     }
 }
 
@@ -174,13 +176,4 @@ fn processes_named(name: &str, dir: &Path) -> Vec<i32> {
             })
         })
         .collect()
-}
-
-/// The sum of the lines of smaps_rollup that begin with `key`, in KiB.
-fn rollup(pid: i32, key: &str) -> u64 {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
-    text.lines()
-        .filter(|l| l.starts_with(key) && !l.contains("Hugetlb"))
-        .filter_map(|l| l.split_whitespace().nth(1)?.parse::<u64>().ok())
-        .sum()
 }

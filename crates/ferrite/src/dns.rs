@@ -4,27 +4,24 @@ use crate::apiserver::{ApiServerHandle, BoxError, CLUSTER_DOMAIN, LocalApi};
 use crate::cluster::{host_of, range_of};
 use ferrite_api::Cidr;
 use ferrite_client::{Api, Informer, Object, Scope, is_already_exists, is_not_found, message_of};
+use ferrite_component::{PlainLimits, serve_plain};
 use ferrite_dns::{
     Config, DNS_NAMESPACE, DNS_SERVICE, Dns, Listen, Patience, StubDomain, bind_tcp, domain_name,
 };
 use ferrite_json::{Value, json};
 use ferrite_network::{Addresses, Bridge, Cidrs, IpFamily};
 use http_body_util::Full;
-use hyper::body::Bytes;
-use hyper::service::service_fn;
+use hyper::body::{Bytes, Incoming};
 use hyper::{Request, Response};
-use hyper_util::rt::{TokioIo, TokioTimer};
 use k8s_openapi::api::core::v1::{Node, Service, ServiceAccount};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
-use std::convert::Infallible;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::TcpListener;
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::Notify;
 
 const DNS_PORT: u16 = 53;
 const METRICS_PORT: u16 = 9153;
@@ -32,8 +29,8 @@ const METRICS_PORT: u16 = 9153;
 const ACCOUNT: &str = "coredns";
 pub const ROLE: &str = "system:coredns";
 const FIELD_MANAGER: &str = "ferrite-dns";
-const MAX_SCRAPERS: usize = 16;
-const SCRAPE_TIME: Duration = Duration::from_secs(5);
+const SCRAPERS: PlainLimits =
+    PlainLimits { connections: 16, head: Duration::from_secs(5), connection: Duration::from_secs(5) };
 const AGAIN: Duration = Duration::from_secs(10);
 
 /// Options of name resolution.
@@ -229,44 +226,24 @@ fn serve_metrics(listen: &Listen, dns: &Arc<Dns>, scope: &Scope) -> Option<()> {
             return None;
         }
     };
-    scope.spawn(accept_scrapers(listener, Arc::clone(dns), scope.clone()));
+    let dns = Arc::clone(dns);
+    scope.spawn(serve_plain(listener, SCRAPERS, move |request: Request<Incoming>| {
+        let response = metrics_page(&dns, request.uri().path());
+        async move { response }
+    }));
     Some(())
 }
 
-async fn accept_scrapers(listener: TcpListener, dns: Arc<Dns>, scope: Scope) {
-    let room = Arc::new(Semaphore::new(MAX_SCRAPERS));
-    loop {
-        // The semaphore is never closed.
-        let Ok(permit) = Arc::clone(&room).acquire_owned().await else { return };
-        let Ok((stream, _)) = listener.accept().await else {
-            tokio::time::sleep(Duration::from_millis(100)).await;
-            continue;
-        };
-        let dns = Arc::clone(&dns);
-        scope.spawn(async move {
-            let service = service_fn(move |request: Request<hyper::body::Incoming>| {
-                let known = request.uri().path() == "/metrics";
-                let body = if known { dns.server().render_metrics() } else { "not found\n".to_owned() };
-                let mut response = Response::new(Full::<Bytes>::from(body));
-                if !known {
-                    *response.status_mut() = hyper::StatusCode::NOT_FOUND;
-                }
-                let format =
-                    hyper::header::HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
-                response.headers_mut().insert(hyper::header::CONTENT_TYPE, format);
-                async move { Ok::<_, Infallible>(response) }
-            });
-            let mut server = hyper::server::conn::http1::Builder::new();
-            let connection = server
-                .timer(TokioTimer::new())
-                .header_read_timeout(SCRAPE_TIME)
-                .keep_alive(false)
-                .serve_connection(TokioIo::new(stream), service);
-            // A scraper that goes away, or stays too long, is no news.
-            let _ = tokio::time::timeout(SCRAPE_TIME, connection).await;
-            drop(permit);
-        });
+fn metrics_page(dns: &Dns, path: &str) -> Response<Full<Bytes>> {
+    let known = path == "/metrics";
+    let body = if known { dns.server().render_metrics() } else { "not found\n".to_owned() };
+    let mut response = Response::new(Full::from(body));
+    if !known {
+        *response.status_mut() = hyper::StatusCode::NOT_FOUND;
     }
+    let format = hyper::header::HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+    response.headers_mut().insert(hyper::header::CONTENT_TYPE, format);
+    response
 }
 
 /// The Service of the DNS server and where it leads.

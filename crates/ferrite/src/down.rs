@@ -169,7 +169,7 @@ impl PodNetwork for NoNetwork {
         Ok(())
     }
 
-    fn ready(&self) -> Result<(), String> {
-        Err("the cluster is being removed".into())
+    fn ready(&self) -> Result<(), ferrite_network::NotReady> {
+        Err(ferrite_network::NotReady("the cluster is being removed".into()))
     }
 }

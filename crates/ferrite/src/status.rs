@@ -128,7 +128,7 @@ impl State {
     }
 }
 
-/// The fields of /proc/<pid>/stat after the command name, which may hold anything: it is read from the end.
+/// The fields of `/proc/<pid>/stat` after the command name, which may hold anything: it is read from the end.
 fn stat(pid: i32) -> Option<String> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit_once(')').map(|(_, rest)| rest.to_owned())

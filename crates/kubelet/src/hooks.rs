@@ -48,10 +48,10 @@ pub(crate) async fn run(
     }
     if let Some(action) = &hook.http_get {
         let path = action.path.clone().unwrap_or_default();
-        let request = target.http_request(action).map_err(|problem| HookError::Http {
+        let request = target.http_request(action).map_err(|error| HookError::Http {
             path: path.clone(),
             container: container.clone(),
-            problem,
+            problem: error.to_string(),
         })?;
         return match http_get(&request, HTTP_LIMIT).await {
             Ok(answer) if (200..400).contains(&answer.status) => Ok(()),
@@ -60,7 +60,7 @@ pub(crate) async fn run(
                 let problem = format!("HTTP request failed with status {}: {body}", answer.status);
                 Err(HookError::Http { path, container, problem })
             }
-            Err(problem) => Err(HookError::Http { path, container, problem }),
+            Err(error) => Err(HookError::Http { path, container, problem: error.to_string() }),
         };
     }
     if let Some(action) = &hook.sleep {

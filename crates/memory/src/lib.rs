@@ -9,6 +9,8 @@
 //! made on. An allocator with a heap for each thread has no locks to fight for. Huge pages are off: they are quick to
 //! fill and slow to give back, and most of this program is small.
 
+pub mod usage;
+
 use std::alloc::{GlobalAlloc, Layout};
 
 use libmimalloc_sys as mi;

@@ -30,8 +30,8 @@ use crate::overlap::{self, Ranges};
 use crate::port_filter::{self, Sender};
 use crate::state::{Record, State, boot_id};
 use crate::{
-    Addresses, Attachment, Cidr, Cidrs, IpFamily, NetworkError, PodGuard, PodNetwork, PodRef, bandwidth,
-    forwarding, rules,
+    Addresses, Attachment, Cidr, Cidrs, IpFamily, NetworkError, NotReady, PodGuard, PodNetwork, PodRef,
+    bandwidth, forwarding, rules,
 };
 
 /// The built-in pod network of one node.
@@ -511,8 +511,8 @@ impl PodNetwork for Bridge {
         self.release(sandbox).await
     }
 
-    fn ready(&self) -> Result<(), String> {
-        self.check_open().map_err(|error| error.to_string())
+    fn ready(&self) -> Result<(), NotReady> {
+        self.check_open().map_err(|error| NotReady(error.to_string()))
     }
 }
 

@@ -19,6 +19,8 @@ mod routes;
 mod rules;
 mod segment;
 mod state;
+#[cfg(feature = "testing")]
+pub mod testing;
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -82,8 +84,13 @@ pub trait PodNetwork: Send + Sync {
 
     /// Checks that pods can be attached now; the error text says why not, for the node's `NetworkReady`
     /// condition.
-    fn ready(&self) -> Result<(), String>;
+    fn ready(&self) -> Result<(), NotReady>;
 }
+
+/// Why no pod can be attached now, with all causes: the message of the node's `NetworkReady` condition.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct NotReady(pub String);
 
 /// Why the network could not be made, joined, left or removed.
 #[derive(Debug, thiserror::Error)]

@@ -3,55 +3,22 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, mpsc};
+use std::path::Path;
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use ferrite_network::testing::TestNs;
 use ferrite_network::{Bridge, BridgeConfig, NetworkError, PodGuard, PodNetwork, PodRef};
 use ferrite_nft::{IpFamily, OwnGenerations, Table};
 use ferrite_policy::engine::Engine;
 use ferrite_policy::model::{Name, PodFacts, Policy};
-use nlink::netlink::namespace::Netns;
 use serde_json::{Value, json};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 /// A packet that is dropped shows in nothing but time.
 const DROPPED: Duration = Duration::from_millis(300);
-
-struct TestNs {
-    path: PathBuf,
-    stop: Option<mpsc::Sender<()>>,
-    keeper: Option<thread::JoinHandle<()>>,
-}
-
-impl TestNs {
-    fn new() -> Self {
-        let (ready, made) = mpsc::channel();
-        let (stop, stopped) = mpsc::channel::<()>();
-        let keeper = thread::spawn(move || {
-            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("these tests need root");
-            let tid = nix::unistd::gettid();
-            ready.send(PathBuf::from(format!("/proc/self/task/{tid}/ns/net"))).unwrap();
-            let _ = stopped.recv();
-        });
-        Self { path: made.recv().unwrap(), stop: Some(stop), keeper: Some(keeper) }
-    }
-
-    fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
-        Netns::from_path(&self.path).unwrap().run(work).unwrap()
-    }
-}
-
-impl Drop for TestNs {
-    fn drop(&mut self) {
-        drop(self.stop.take());
-        if let Some(keeper) = self.keeper.take() {
-            let _ = keeper.join();
-        }
-    }
-}
 
 /// The engine and its table, as a guard of the bridge.
 struct Guard(Mutex<(Engine, Table)>);
@@ -175,7 +142,14 @@ struct Server {
     address: IpAddr,
 }
 
-impl TestNs {
+/// Packets of a pod.
+trait Traffic {
+    fn connect(&self, to: &Server, port: u16) -> io::Result<TcpStream>;
+    fn reaches(&self, to: &Server, port: u16) -> bool;
+    fn reaches_by_udp(&self, to: &Server) -> bool;
+}
+
+impl Traffic for TestNs {
     fn connect(&self, to: &Server, port: u16) -> io::Result<TcpStream> {
         let target = SocketAddr::new(to.address, port);
         self.run(|| {

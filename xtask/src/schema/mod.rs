@@ -9,9 +9,13 @@
 //! - a required list or map has no `omitempty`, an optional one has;
 //! - a required time, quantity or int-or-string is a value, an optional one a pointer.
 
+mod facts;
+
+use facts::{Definitions, Label, Messages, Property, ProtoField, short};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write as _;
 use std::fs;
+use std::path::Path;
 
 const SUPPLEMENT: &str = "crates/api/schema/supplement.tsv";
 const OUTPUT: &str = "crates/api/schema/types.tsv";
@@ -43,32 +47,6 @@ const SPECIAL: &[(&str, &str)] = &[
 const HIDDEN: &[&str] = &["meta.v1.Timestamp", "meta.v1.Patch", "meta.v1.TypeMeta"];
 
 #[derive(Default)]
-struct Property {
-    type_: String,
-    required: bool,
-    default: String,
-    list_type: String,
-    map_keys: String,
-    map_type: String,
-    patch_strategy: String,
-    merge_key: String,
-}
-
-#[derive(Default)]
-struct Definition {
-    atomic: bool,
-    gvks: Vec<String>,
-    properties: BTreeMap<String, Property>,
-}
-
-struct ProtoField {
-    json: String,
-    tag: u32,
-    type_: String,
-    label: String,
-}
-
-#[derive(Default)]
 struct Supplement {
     statements: BTreeMap<(String, String), BTreeSet<&'static str>>,
     kinds: BTreeMap<String, Vec<String>>,
@@ -86,92 +64,13 @@ impl Supplement {
     }
 }
 
-pub fn run(openapi: &str, proto: &str) -> Result<(), String> {
-    let definitions = read_openapi(&read(openapi)?)?;
-    let messages = read_proto(&read(proto)?)?;
-    let supplement = read_supplement(&read(SUPPLEMENT)?)?;
-    let table = join(&definitions, &messages, &supplement)?;
+/// Writes the table anew from a checkout of upstream's repository.
+pub fn run(checkout: &str) -> Result<(), String> {
+    let definitions = facts::definitions(Path::new(checkout))?;
+    let messages = facts::messages(Path::new(checkout))?;
+    let supplement = fs::read_to_string(SUPPLEMENT).map_err(|e| format!("cannot read {SUPPLEMENT}: {e}"))?;
+    let table = join(&definitions, &messages, &read_supplement(&supplement)?)?;
     fs::write(OUTPUT, table).map_err(|e| format!("cannot write {OUTPUT}: {e}"))
-}
-
-fn read(path: &str) -> Result<String, String> {
-    fs::read_to_string(path).map_err(|e| format!("cannot read {path}: {e}"))
-}
-
-/// `io.k8s.api.core.v1.Pod` and `k8s.io.api.core.v1.Pod` become `core.v1.Pod`.
-fn short(name: &str) -> String {
-    let name = name.trim_start_matches('.');
-    let name = name.strip_prefix("io.k8s.").or_else(|| name.strip_prefix("k8s.io.")).unwrap_or(name);
-    for prefix in [
-        "apimachinery.pkg.apis.",
-        "apimachinery.pkg.api.",
-        "apimachinery.pkg.util.",
-        "apimachinery.pkg.",
-        "apiextensions-apiserver.pkg.apis.",
-        "apiextensions_apiserver.pkg.apis.",
-        "kube-aggregator.pkg.apis.",
-        "kube_aggregator.pkg.apis.",
-        "api.",
-    ] {
-        if let Some(rest) = name.strip_prefix(prefix) {
-            return rest.to_owned();
-        }
-    }
-    name.to_owned()
-}
-
-fn read_openapi(text: &str) -> Result<BTreeMap<String, Definition>, String> {
-    let mut definitions: BTreeMap<String, Definition> = BTreeMap::new();
-    for line in text.lines().skip(1) {
-        let columns: Vec<&str> = line.split('\t').collect();
-        let [name, property, type_, _format, required, default, _enum, list, keys, map, patch, merge, gvk] =
-            columns.as_slice()
-        else {
-            return Err(format!("openapi: unexpected line {line:?}"));
-        };
-        let definition = definitions.entry(short(name)).or_default();
-        if property.is_empty() {
-            definition.atomic = *map == "atomic";
-            definition.gvks = gvk.split(',').filter(|s| !s.is_empty()).map(str::to_owned).collect();
-            continue;
-        }
-        definition.properties.insert(
-            (*property).to_owned(),
-            Property {
-                type_: (*type_).to_owned(),
-                required: *required == "required",
-                default: (*default).to_owned(),
-                list_type: (*list).to_owned(),
-                map_keys: (*keys).to_owned(),
-                map_type: (*map).to_owned(),
-                patch_strategy: (*patch).to_owned(),
-                merge_key: (*merge).to_owned(),
-            },
-        );
-    }
-    Ok(definitions)
-}
-
-fn read_proto(text: &str) -> Result<BTreeMap<String, Vec<ProtoField>>, String> {
-    let mut messages: BTreeMap<String, Vec<ProtoField>> = BTreeMap::new();
-    for line in text.lines().skip(1) {
-        let columns: Vec<&str> = line.split('\t').collect();
-        let [package, message, field, json, tag, type_, label] = columns.as_slice() else {
-            return Err(format!("proto: unexpected line {line:?}"));
-        };
-        let fields = messages.entry(format!("{}.{message}", short(package))).or_default();
-        if field.is_empty() {
-            continue;
-        }
-        let tag = tag.parse().map_err(|e| format!("proto: {message}.{field}: {e}"))?;
-        fields.push(ProtoField {
-            json: (*json).to_owned(),
-            tag,
-            type_: (*type_).to_owned(),
-            label: (*label).to_owned(),
-        });
-    }
-    Ok(messages)
 }
 
 fn read_supplement(text: &str) -> Result<Supplement, String> {
@@ -202,17 +101,13 @@ fn read_supplement(text: &str) -> Result<Supplement, String> {
 }
 
 struct Join<'a> {
-    definitions: &'a BTreeMap<String, Definition>,
-    messages: &'a BTreeMap<String, Vec<ProtoField>>,
+    definitions: &'a Definitions,
+    messages: &'a Messages,
     supplement: &'a Supplement,
     special: HashMap<&'static str, &'static str>,
 }
 
-fn join(
-    definitions: &BTreeMap<String, Definition>,
-    messages: &BTreeMap<String, Vec<ProtoField>>,
-    supplement: &Supplement,
-) -> Result<String, String> {
+fn join(definitions: &Definitions, messages: &Messages, supplement: &Supplement) -> Result<String, String> {
     let join = Join { definitions, messages, supplement, special: SPECIAL.iter().copied().collect() };
     let mut packages: BTreeSet<&str> =
         definitions.keys().filter_map(|name| name.rsplit_once('.')).map(|(package, _)| package).collect();
@@ -285,38 +180,55 @@ impl Join<'_> {
         let package = message.rsplit_once('.').map_or("", |(package, _)| package);
         for field in fields {
             let path = format!("{path}{}", field.tag);
-            if field.json == "(inline)" {
+            let Some(json) = self.json_name(owner, field) else {
                 let inner = self.resolve(package, &field.type_)?;
                 let inner_fields =
                     self.messages.get(&inner).ok_or_else(|| format!("{owner}: no message {inner}"))?;
                 self.fields(rows, owner, &inner, &format!("{path}."), inner_fields)?;
                 continue;
-            }
-            rows.push((field.json.clone(), self.row(owner, package, &path, field)?));
+            };
+            let row = self.row(owner, package, &path, &json, field)?;
+            rows.push((json, row));
         }
         Ok(())
     }
 
-    fn row(&self, owner: &str, package: &str, path: &str, field: &ProtoField) -> Result<String, String> {
+    /// The name of a field in JSON: the same, but for characters that protobuf does not have (`$ref`). `None` for an
+    /// inlined struct: OpenAPI has its fields and not itself.
+    fn json_name(&self, owner: &str, field: &ProtoField) -> Option<String> {
+        let Some(definition) = self.definitions.get(owner) else { return json_name_alone(field) };
+        if definition.properties.contains_key(&field.name) {
+            return Some(field.name.clone());
+        }
+        let plain = |name: &str| name.replace(['-', '$', '_'], "").to_lowercase();
+        definition.properties.keys().find(|name| plain(name) == plain(&field.name)).cloned()
+    }
+
+    fn row(
+        &self,
+        owner: &str,
+        package: &str,
+        path: &str,
+        json: &str,
+        field: &ProtoField,
+    ) -> Result<String, String> {
         let none = Property::default();
         let definition = self.definitions.get(owner);
         let property = match definition {
             Some(d) => d
                 .properties
-                .get(&field.json)
-                .ok_or_else(|| format!("{owner}.{} is not in the OpenAPI document", field.json))?,
+                .get(json)
+                .ok_or_else(|| format!("{owner}.{json} is not in the OpenAPI document"))?,
             None => &none,
         };
         let element = |type_: &str| self.element(package, type_);
-        let type_ = match field.label.as_str() {
-            "repeated" => format!("[]{}", element(&field.type_)?),
-            "map" => {
-                let inner = field.type_.strip_prefix("map<string,").and_then(|t| t.strip_suffix('>'));
-                format!("{{}}{}", element(inner.ok_or_else(|| format!("{owner}: {}", field.type_))?)?)
-            }
-            _ => element(&field.type_)?,
+        let element = element(&field.type_)?;
+        let type_ = match field.label {
+            Label::Repeated => format!("[]{element}"),
+            Label::Map => format!("{{}}{element}"),
+            Label::Single => element,
         };
-        let says = |what| self.supplement.says(what, owner, &field.json);
+        let says = |what| self.supplement.says(what, owner, json);
         let presence = if says("ptr") {
             "ptr"
         } else if says("null") {
@@ -334,7 +246,7 @@ impl Join<'_> {
                 "bytes" | "strings" if property.required => "keep",
                 "bytes" | "strings" => "omit",
                 t if t.starts_with("[]") || t.starts_with("{}") => {
-                    if property.required || field.json == "items" && owner.ends_with("List") {
+                    if property.required || json == "items" && owner.ends_with("List") {
                         "keep"
                     } else {
                         "omit"
@@ -350,15 +262,11 @@ impl Join<'_> {
             kind @ ("atomic" | "granular") => kind,
             _ => &property.list_type,
         };
-        if property.type_.starts_with("array") != type_.starts_with("[]")
-            && definition.is_some()
-            && type_ != "strings"
-        {
-            return Err(format!("{owner}.{}: {} against {type_}", field.json, property.type_));
+        if property.is_list != type_.starts_with("[]") && definition.is_some() && type_ != "strings" {
+            return Err(format!("{owner}.{json}: OpenAPI and protobuf disagree about {type_}"));
         }
         Ok(format!(
-            "{}\t{path}\t{type_}\t{presence}{}\t{list}\t{}\t{}\t{}\t{}",
-            field.json,
+            "{json}\t{path}\t{type_}\t{presence}{}\t{list}\t{}\t{}\t{}\t{}",
             if property.required { "!" } else { "" },
             property.map_keys,
             property.patch_strategy,
@@ -386,4 +294,15 @@ impl Join<'_> {
         }
         Err(format!("{package}: no message {type_}"))
     }
+}
+
+/// As [`Join::json_name`], for a type of a version that is no longer served, which OpenAPI does not have: the first
+/// word is in small letters, and a struct that has only its type for a name is inlined.
+fn json_name_alone(field: &ProtoField) -> Option<String> {
+    if field.name.eq_ignore_ascii_case(&field.type_) && field.type_.ends_with("Value") {
+        return None;
+    }
+    let capitals = field.name.chars().skip(1).take_while(char::is_ascii_uppercase).count();
+    let first_word = if capitals > 1 { capitals } else { 1 };
+    Some(field.name[..first_word].to_lowercase() + &field.name[first_word..])
 }

@@ -1,6 +1,6 @@
 //! Quotas: the usage of an object, the quotas that it counts in, and the rest of a quota.
 //!
-//! One row per resource with rules of its own in [`EVALUATORS`]; everything else is counted.
+//! One row per resource with rules of its own in `evaluators.rs`; everything else is counted.
 
 pub mod amounts;
 mod evaluators;

@@ -3,6 +3,7 @@
 use super::{Attributes, Operation, Plugin, config};
 use crate::registry::View;
 use ferrite_api::Status;
+use ferrite_component::{Rate, TokenBucket};
 use ferrite_json::Value;
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -58,20 +59,12 @@ fn source_and_object(event: &Value) -> String {
     .concat()
 }
 
-/// The number of events still allowed, as of a time.
-#[derive(Debug, Clone, Copy)]
-struct Bucket {
-    left: f64,
-    since: Instant,
-}
-
 struct Limit {
     by: By,
     name: &'static str,
-    per_second: f64,
-    burst: f64,
+    rate: Rate,
     remembered: usize,
-    buckets: HashMap<String, Bucket>,
+    buckets: HashMap<String, TokenBucket<Instant>>,
 }
 
 impl Limit {
@@ -91,8 +84,7 @@ impl Limit {
         Ok(Self {
             by,
             name,
-            per_second: positive("qps")?,
-            burst: positive("burst")?,
+            rate: Rate { per_second: positive("qps")?, burst: positive("burst")? },
             remembered: if by == By::Server { 1 } else { remembered },
             buckets: HashMap::new(),
         })
@@ -102,18 +94,12 @@ impl Limit {
     fn accepts(&mut self, key: &str, now: Instant) -> bool {
         if !self.buckets.contains_key(key) && self.buckets.len() >= self.remembered {
             // Drop the bucket that was idle longest: it has the least to lose.
-            let oldest = self.buckets.iter().min_by_key(|(_, b)| b.since).map(|(key, _)| key.clone());
+            let oldest =
+                self.buckets.iter().min_by_key(|(_, bucket)| bucket.last()).map(|(key, _)| key.clone());
             oldest.map(|key| self.buckets.remove(&key));
         }
-        let bucket = self.buckets.entry(key.to_owned()).or_insert(Bucket { left: self.burst, since: now });
-        let come = now.saturating_duration_since(bucket.since).as_secs_f64() * self.per_second;
-        bucket.left = (bucket.left + come).min(self.burst);
-        bucket.since = now;
-        let accepted = bucket.left >= 1.0;
-        if accepted {
-            bucket.left -= 1.0;
-        }
-        accepted
+        let bucket = self.buckets.entry(key.to_owned());
+        bucket.or_insert_with(|| TokenBucket::full(self.rate, now)).take(self.rate, now)
     }
 }
 

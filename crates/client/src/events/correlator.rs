@@ -2,7 +2,9 @@
 
 use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
+use std::time::Duration;
 
+use ferrite_component::{Rate, TokenBucket};
 use k8s_openapi::api::core::v1::ObjectReference;
 
 use super::Occurrence;
@@ -14,8 +16,7 @@ const SIMILAR: usize = 10;
 /// Similar messages further apart than this are not combined.
 const SIMILAR_SECONDS: i64 = 600;
 /// Events one source may emit about one object at once, and how fast that right returns.
-const SPAM_BURST: f64 = 25.0;
-const SPAM_PER_SECOND: f64 = 1.0 / 300.0;
+const SPAM: Rate = Rate { per_second: 1.0 / 300.0, burst: 25.0 };
 
 /// The fields that events about the same thing have in common, apart from their message.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -52,17 +53,12 @@ struct Seen {
     count: i32,
 }
 
-struct Bucket {
-    tokens: f64,
-    at: jiff::Timestamp,
-}
-
 /// Memory of recent events, with client-go's rules and limits.
 #[derive(Default)]
 pub(super) struct Correlator {
     groups: Remembered<GroupKey, Group>,
     events: Remembered<EventKey, Seen>,
-    buckets: Remembered<(String, String, String), Bucket>,
+    buckets: Remembered<(String, String, String), TokenBucket<Duration>>,
 }
 
 impl Correlator {
@@ -110,16 +106,8 @@ impl Correlator {
 
     fn admit(&mut self, occurrence: &Occurrence, object: &str) -> bool {
         let key = (occurrence.component.clone(), occurrence.host.clone(), object.to_owned());
-        let at = occurrence.at;
-        let bucket = self.buckets.entry(&key, || Bucket { tokens: SPAM_BURST, at });
-        let since = at.duration_since(bucket.at).as_secs_f64().max(0.0);
-        bucket.tokens = (bucket.tokens + since * SPAM_PER_SECOND).min(SPAM_BURST);
-        bucket.at = at;
-        if bucket.tokens < 1.0 {
-            return false;
-        }
-        bucket.tokens -= 1.0;
-        true
+        let at = occurrence.at.duration_since(jiff::Timestamp::UNIX_EPOCH).unsigned_abs();
+        self.buckets.entry(&key, || TokenBucket::full(SPAM, at)).take(SPAM, at)
     }
 }
 

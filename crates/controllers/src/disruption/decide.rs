@@ -21,12 +21,21 @@ pub(super) struct Plan {
     pub recheck: Option<Duration>,
 }
 
+/// Why it is not known how many pods a budget is about. The messages are upstream's.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(super) enum BudgetError {
+    #[error("found no controller ref for pod {pod:?} of kind {kind}")]
+    NoController { pod: String, kind: String },
+    #[error("invalid value for IntOrString: invalid type: string is not a percentage")]
+    NoPercentage,
+}
+
 /// The status of a budget for the pods it selects. `expected` is the sum of their workloads' sizes, or why
 /// that is not known.
 pub(super) fn decide(
     budget: &PodDisruptionBudget,
     pods: &[Arc<Pod>],
-    expected: Result<i32, String>,
+    expected: Result<i32, BudgetError>,
     now: Timestamp,
 ) -> Plan {
     let old = budget.status.clone().unwrap_or_default();
@@ -37,7 +46,7 @@ pub(super) fn decide(
             // Nothing may go while nobody knows how many there should be.
             let mut status = PodDisruptionBudgetStatus { disruptions_allowed: Some(0), ..old.clone() };
             status.observed_generation = generation;
-            set_condition(&mut status, "False", "SyncFailed", &why, generation, now);
+            set_condition(&mut status, "False", "SyncFailed", &why.to_string(), generation, now);
             return Plan { status: (status != old).then_some(status), recheck: None };
         }
     };
@@ -64,8 +73,8 @@ pub(super) fn decide(
 fn wanted(
     budget: &PodDisruptionBudget,
     pods: usize,
-    expected: Result<i32, String>,
-) -> Result<(i32, i32), String> {
+    expected: Result<i32, BudgetError>,
+) -> Result<(i32, i32), BudgetError> {
     let spec = budget.spec.clone().unwrap_or_default();
     let pods = i32::try_from(pods).unwrap_or(i32::MAX);
     match (&spec.max_unavailable, &spec.min_available) {
@@ -83,14 +92,14 @@ fn wanted(
 }
 
 /// A number, or a percentage of `whole`, rounded up.
-fn scaled(value: &IntOrString, whole: i32) -> Result<i32, String> {
+fn scaled(value: &IntOrString, whole: i32) -> Result<i32, BudgetError> {
     match value {
         IntOrString::Int(number) => Ok(*number),
         IntOrString::String(text) => {
             let percent: i64 = text
                 .strip_suffix('%')
                 .and_then(|number| number.parse().ok())
-                .ok_or("invalid value for IntOrString: invalid type: string is not a percentage")?;
+                .ok_or(BudgetError::NoPercentage)?;
             let scaled = (i64::from(whole) * percent + 99).div_euclid(100);
             Ok(i32::try_from(scaled).unwrap_or(i32::MAX))
         }
@@ -229,9 +238,12 @@ mod tests {
         let mut settled = budget(spec, json!({}));
         settled.status = Some(first);
         assert_eq!(decide(&settled, &pods(2, 0), Ok(2), now()), Plan { status: None, recheck: None });
-        let failed = decide(&settled, &pods(2, 0), Err("why".into()), now()).status.unwrap();
+        let failed = decide(&settled, &pods(2, 0), Err(BudgetError::NoPercentage), now()).status.unwrap();
         let condition = &failed.conditions.unwrap()[0];
-        assert_eq!((condition.reason.as_str(), condition.message.as_str()), ("SyncFailed", "why"));
+        assert_eq!(
+            (condition.reason.as_str(), condition.message.as_str()),
+            ("SyncFailed", "invalid value for IntOrString: invalid type: string is not a percentage")
+        );
         assert_eq!(failed.disruptions_allowed, Some(0));
     }
 }

@@ -1,20 +1,17 @@
 //! The two sockets: the driver's own, and the one by which it registers with the kubelet.
 
-use std::convert::Infallible;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
-use ferrite_csi::registration::registration_server::{Registration, RegistrationServer};
-use ferrite_csi::registration::{InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse};
+use ferrite_csi::registration::registration_server::RegistrationServer;
 use ferrite_csi::v1::identity_server::{Identity, IdentityServer};
 use ferrite_csi::v1::node_server::NodeServer;
 use ferrite_csi::v1::*;
+use ferrite_csi::{RegisteredPlugin, serve as serve_socket};
 use hyper::body::Incoming;
-use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::net::UnixListener;
-use tokio::task::JoinSet;
-use tonic::body::Body;
+use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 use tower::ServiceExt;
 
@@ -34,72 +31,28 @@ pub async fn serve(kubelet: &Path, node: &str, volumes: Arc<Volumes>) -> io::Res
         UnixListener::from_std(ferrite_hostfs::listen_private(&endpoint)?)?,
         registry.join(format!("{NAME}-reg.sock")),
     );
-    let registrar = RegistrationServer::new(Registrar { endpoint });
+    let registrar = RegistrationServer::new(RegisteredPlugin {
+        kind: "CSIPlugin",
+        name: NAME,
+        endpoint,
+        versions: &["1.0.0"],
+    });
     // The driver answers before the kubelet hears of it.
     let registered = UnixListener::from_std(ferrite_hostfs::listen_private(&registration)?)?;
     println!("serving at {}", own.display());
-    let mut connections = JoinSet::new();
-    loop {
-        tokio::select! {
-            accepted = service.accept() => {
-                let (socket, driver) = (accepted?.0, driver.clone());
-                connections.spawn(connection(socket, move |request: http::Request<Incoming>| {
-                    let driver = driver.clone();
-                    async move {
-                        match request.uri().path().starts_with("/csi.v1.Identity/") {
-                            true => IdentityServer::new(About).oneshot(request).await,
-                            false => driver.oneshot(request).await,
-                        }
-                    }
-                }));
+    let driver = move |request: http::Request<Incoming>| {
+        let driver = driver.clone();
+        async move {
+            match request.uri().path().starts_with("/csi.v1.Identity/") {
+                true => IdentityServer::new(About).oneshot(request).await,
+                false => driver.oneshot(request).await,
             }
-            accepted = registered.accept() => {
-                let (socket, registrar) = (accepted?.0, registrar.clone());
-                connections.spawn(connection(socket, move |request| registrar.clone().oneshot(request)));
-            }
-            Some(_) = connections.join_next() => {}
         }
-    }
-}
-
-async fn connection<F, A>(socket: tokio::net::UnixStream, answer: F)
-where
-    F: Fn(http::Request<Incoming>) -> A,
-    A: Future<Output = Result<http::Response<Body>, Infallible>> + Send + 'static,
-{
-    let service = hyper::service::service_fn(answer);
-    let builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
-    if let Err(error) = builder.serve_connection(TokioIo::new(socket), service).await {
-        eprintln!("a connection ended badly: {error}");
-    }
-}
-
-struct Registrar {
-    endpoint: PathBuf,
-}
-
-#[tonic::async_trait]
-impl Registration for Registrar {
-    async fn get_info(&self, _: Request<InfoRequest>) -> Result<Response<PluginInfo>, Status> {
-        Ok(Response::new(PluginInfo {
-            r#type: "CSIPlugin".into(),
-            name: NAME.into(),
-            endpoint: self.endpoint.to_string_lossy().into_owned(),
-            supported_versions: vec!["1.0.0".into()],
-        }))
-    }
-
-    async fn notify_registration_status(
-        &self,
-        request: Request<RegistrationStatus>,
-    ) -> Result<Response<RegistrationStatusResponse>, Status> {
-        let status = request.into_inner();
-        match status.plugin_registered {
-            true => println!("registered"),
-            false => eprintln!("the kubelet did not register this driver: {}", status.error),
-        }
-        Ok(Response::new(RegistrationStatusResponse {}))
-    }
+    };
+    let registrar = move |request| registrar.clone().oneshot(request);
+    let never = CancellationToken::new();
+    tokio::join!(serve_socket(service, driver, never.clone()), serve_socket(registered, registrar, never));
+    Ok(())
 }
 
 #[derive(Clone)]

@@ -12,10 +12,9 @@
 mod driver;
 
 use driver::{Driver, NAME};
-use ferrite_csi::registration::registration_server::{Registration, RegistrationServer};
-use ferrite_csi::registration::{InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse};
+use ferrite_csi::RegisteredPlugin;
+use ferrite_csi::registration::registration_server::RegistrationServer;
 use ferrite_devices::dra::dra_plugin_server::DraPluginServer;
-use ferrite_devices::{Request, Response, Status, async_trait};
 use std::error::Error;
 use std::path::{Path, PathBuf};
 use tokio::net::UnixListener;
@@ -66,38 +65,14 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let answer = move |request| service.clone().oneshot(request);
     tokio::spawn(ferrite_devices::serve(listen(&endpoint)?, answer, closing.clone()));
     driver.publish().await?;
-    let registrar = RegistrationServer::new(Registrar { endpoint });
+    let registrar = RegistrationServer::new(RegisteredPlugin {
+        kind: "DRAPlugin",
+        name: NAME,
+        endpoint,
+        versions: &["v1.DRAPlugin"],
+    });
     let answer = move |request| registrar.clone().oneshot(request);
     let socket = kubelet.join("plugins_registry").join(format!("{NAME}-reg.sock"));
     ferrite_devices::serve(listen(&socket)?, answer, closing).await;
     Ok(())
-}
-
-#[derive(Clone)]
-struct Registrar {
-    endpoint: PathBuf,
-}
-
-#[async_trait]
-impl Registration for Registrar {
-    async fn get_info(&self, _: Request<InfoRequest>) -> Result<Response<PluginInfo>, Status> {
-        Ok(Response::new(PluginInfo {
-            r#type: "DRAPlugin".into(),
-            name: NAME.into(),
-            endpoint: self.endpoint.to_string_lossy().into_owned(),
-            supported_versions: vec!["v1.DRAPlugin".into()],
-        }))
-    }
-
-    async fn notify_registration_status(
-        &self,
-        request: Request<RegistrationStatus>,
-    ) -> Result<Response<RegistrationStatusResponse>, Status> {
-        let status = request.into_inner();
-        match status.plugin_registered {
-            true => println!("registered"),
-            false => eprintln!("the kubelet did not register this driver: {}", status.error),
-        }
-        Ok(Response::new(RegistrationStatusResponse {}))
-    }
 }

@@ -283,7 +283,7 @@ impl PodNetwork for ContainerNetwork {
         Box::pin(left).await.map_err(|error| failed(&error))
     }
 
-    fn ready(&self) -> std::result::Result<(), String> {
+    fn ready(&self) -> std::result::Result<(), ferrite_network::NotReady> {
         Ok(())
     }
 }

@@ -3,6 +3,8 @@
 use std::path::Path;
 use std::time::Instant;
 
+use ferrite_memory::usage::rollup;
+
 use crate::images::Pushed;
 use crate::runc::Runc;
 use crate::sides::{Containerd, Ferrite, Network, Side};
@@ -161,16 +163,8 @@ pub async fn memory(table: &mut Table, sides: &Sides<'_>, image: &str) {
     table.row("processes of each pod, private KiB", each[0], each.get(1).copied(), None);
 }
 
-/// The sum of the lines of smaps_rollup that begin with `key`.
+/// The memory of processes, by the lines of smaps_rollup that begin with `key`.
 fn mebibytes(processes: &[i32], key: &str) -> f64 {
-    let lines = |pid: &i32| std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
-    let kib: u64 = processes
-        .iter()
-        .flat_map(|pid| {
-            let text = lines(pid);
-            let sizes = text.lines().filter(|l| l.starts_with(key) && !l.contains("Hugetlb"));
-            sizes.filter_map(|l| l.split_whitespace().nth(1)?.parse::<u64>().ok()).collect::<Vec<_>>()
-        })
-        .sum();
+    let kib: u64 = processes.iter().map(|pid| rollup(pid.unsigned_abs(), key)).sum();
     kib as f64 / 1024.0
 }

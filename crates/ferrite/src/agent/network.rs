@@ -34,10 +34,10 @@ impl PodNetwork for LateNetwork {
         self.get()?.detach(sandbox, netns).await
     }
 
-    fn ready(&self) -> Result<(), String> {
+    fn ready(&self) -> Result<(), ferrite_network::NotReady> {
         match self.bridge.get() {
             Some(bridge) => bridge.ready(),
-            None => Err(MISSING.into()),
+            None => Err(ferrite_network::NotReady(MISSING.into())),
         }
     }
 }

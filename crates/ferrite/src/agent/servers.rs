@@ -2,7 +2,7 @@
 //!
 //! All clients of the node connect to one port of its loopback, which leads to the current server. TLS is between client
 //! and server: the forwarder sees nothing and is trusted with nothing. A server that refuses a connection, or does not answer
-//! [`probe`]s, is left for the next one, with all connections to it.
+//! probes, is left for the next one, with all connections to it.
 
 use crate::apiserver::BoxError;
 use ferrite_client::{Api, Backoff, Change, Informer, ListSelector, Scope};

@@ -1,5 +1,6 @@
 //! Limits of image pulls: at a time, and per second.
 
+use ferrite_component::{Rate, TokenBucket};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -15,32 +16,6 @@ pub struct PullLimits {
     pub burst: u32,
 }
 
-/// Tokens that a pull takes one of: `burst` at most, `qps` new ones each second.
-#[derive(Debug)]
-struct TokenBucket {
-    qps: f64,
-    burst: f64,
-    tokens: f64,
-    counted: Instant,
-}
-
-impl TokenBucket {
-    fn new(qps: u32, burst: u32, now: Instant) -> Self {
-        Self { qps: qps.into(), burst: burst.into(), tokens: burst.into(), counted: now }
-    }
-
-    fn take(&mut self, now: Instant) -> bool {
-        let new = now.saturating_duration_since(self.counted).as_secs_f64() * self.qps;
-        self.tokens = (self.tokens + new).min(self.burst);
-        self.counted = now;
-        let taken = self.tokens >= 1.0;
-        if taken {
-            self.tokens -= 1.0;
-        }
-        taken
-    }
-}
-
 /// The pull may not begin now.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("pull QPS exceeded")]
@@ -50,7 +25,7 @@ pub(super) struct PullQpsExceeded;
 #[derive(Debug, Default)]
 pub(super) struct PullGate {
     places: Option<Arc<Semaphore>>,
-    bucket: Option<Mutex<TokenBucket>>,
+    rate: Option<(Rate, Mutex<TokenBucket<std::time::Instant>>)>,
 }
 
 /// A pull that may go on until this is dropped.
@@ -68,10 +43,13 @@ impl Begun {
 
 impl PullGate {
     pub(super) fn new(limits: PullLimits) -> Self {
-        let bucket = |qps| Mutex::new(TokenBucket::new(qps, limits.burst, Instant::now()));
+        let rate = |qps: u32| {
+            let rate = Rate { per_second: qps.into(), burst: limits.burst.into() };
+            (rate, Mutex::new(TokenBucket::full(rate, Instant::now().into_std())))
+        };
         Self {
             places: limits.parallel.map(|places| Arc::new(Semaphore::new(places.max(1)))),
-            bucket: limits.qps.filter(|qps| *qps > 0).map(bucket),
+            rate: limits.qps.filter(|qps| *qps > 0).map(rate),
         }
     }
 
@@ -83,8 +61,8 @@ impl PullGate {
             None => None,
         };
         let at = Instant::now();
-        if let Some(bucket) = &self.bucket
-            && !bucket.lock().unwrap_or_else(PoisonError::into_inner).take(at)
+        if let Some((rate, bucket)) = &self.rate
+            && !bucket.lock().unwrap_or_else(PoisonError::into_inner).take(*rate, at.into_std())
         {
             return Err(PullQpsExceeded);
         }
@@ -96,26 +74,13 @@ impl PullGate {
 mod tests {
     use super::*;
 
-    #[test]
-    fn tokens_come_back_with_time() {
-        let start = Instant::now();
-        let mut bucket = TokenBucket::new(2, 3, start);
-        // Milliseconds since the start, and the answer.
-        for (at, taken) in [
-            (0, true),
-            (0, true),
-            (0, true),
-            (0, false),
-            (499, false),
-            (500, true),
-            (500, false),
-            (60_000, true),
-            (60_000, true),
-            (60_000, true),
-            (60_000, false),
-        ] {
-            assert_eq!(bucket.take(start + Duration::from_millis(at)), taken, "at {at} ms");
-        }
+    #[tokio::test(start_paused = true)]
+    async fn pulls_beyond_the_rate_fail() {
+        let gate = PullGate::new(PullLimits { qps: Some(2), burst: 1, ..PullLimits::default() });
+        assert!(gate.enter().await.is_ok());
+        assert_eq!(gate.enter().await.err(), Some(PullQpsExceeded));
+        tokio::time::advance(Duration::from_millis(500)).await;
+        assert!(gate.enter().await.is_ok());
     }
 
     #[tokio::test(start_paused = true)]

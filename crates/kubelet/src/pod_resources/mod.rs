@@ -1,30 +1,28 @@
 //! The pod resources API v1 at `<kubelet root>/pod-resources/kubelet.sock`: monitoring agents of the node ask which
 //! container has which devices.
 
-mod limit;
 mod view;
 
 use crate::pod::context::Context;
 use crate::pod::model::{self, ContainerKind, PodId};
 use ferrite_client::Scope;
+use ferrite_component::{Rate, TokenBucket};
 use ferrite_devices::podresources::pod_resources_lister_server::{
     PodResourcesLister, PodResourcesListerServer,
 };
 use ferrite_devices::podresources::*;
 use ferrite_devices::{Request, Response, Status, async_trait};
 use k8s_openapi::api::core::v1::Pod;
-use limit::Limit;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 use tokio::net::UnixListener;
-use tokio::time::Instant;
 use tower::ServiceExt;
 
 /// Requests in a second, and at once, as upstream.
-const RATE: u32 = 100;
-const BURST: u32 = 10;
+const RATE: Rate = Rate { per_second: 100.0, burst: 10.0 };
 
 /// Listens until the scope ends.
 pub(crate) fn serve(dir: &Path, context: Arc<Context>, scope: &Scope) -> io::Result<()> {
@@ -33,13 +31,12 @@ pub(crate) fn serve(dir: &Path, context: Arc<Context>, scope: &Scope) -> io::Res
     let held = std::fs::File::open(dir)?;
     let path = PathBuf::from(format!("/proc/self/fd/{}", held.as_raw_fd())).join("kubelet.sock");
     let listener = UnixListener::from_std(ferrite_hostfs::listen_private(&path)?)?;
-    let limit = Arc::new(Mutex::new(Limit::new(RATE, BURST)));
+    let bucket = Arc::new(Mutex::new(TokenBucket::full(RATE, Instant::now())));
     let service = PodResourcesListerServer::new(Lister { context });
-    let start = Instant::now();
     let answer = move |request| {
-        let (service, limit) = (service.clone(), limit.clone());
+        let (service, bucket) = (service.clone(), bucket.clone());
         async move {
-            let is_taken = limit.lock().unwrap_or_else(PoisonError::into_inner).take(start.elapsed());
+            let is_taken = bucket.lock().unwrap_or_else(PoisonError::into_inner).take(RATE, Instant::now());
             match is_taken {
                 true => service.oneshot(request).await,
                 false => Ok(Status::resource_exhausted("rejected by rate limit").into_http()),

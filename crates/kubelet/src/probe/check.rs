@@ -15,6 +15,11 @@ use tokio::time::timeout;
 /// Output kept of a check; the rest would only fill events.
 const MAX_OUTPUT: usize = 10 * 1024;
 
+/// A probe or a hook names no port that the container has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("couldn't find a valid port")]
+pub(crate) struct PortError;
+
 /// The target of a check.
 #[derive(Debug, Clone)]
 pub(crate) struct Target {
@@ -25,7 +30,7 @@ pub(crate) struct Target {
 
 impl Target {
     /// A port by number, or by its name among the container's ports.
-    pub(crate) fn port(&self, port: &IntOrString) -> Result<u16, String> {
+    pub(crate) fn port(&self, port: &IntOrString) -> Result<u16, PortError> {
         let number = match port {
             IntOrString::Int(n) => Some(*n),
             IntOrString::String(name) => match name.parse() {
@@ -39,14 +44,11 @@ impl Target {
                     .map(|p| p.container_port),
             },
         };
-        number
-            .and_then(|n| u16::try_from(n).ok())
-            .filter(|n| *n > 0)
-            .ok_or_else(|| "couldn't find a valid port".to_string())
+        number.and_then(|n| u16::try_from(n).ok()).filter(|n| *n > 0).ok_or(PortError)
     }
 
     /// The request of an `httpGet` action.
-    pub(crate) fn http_request(&self, action: &HTTPGetAction) -> Result<HttpRequest, String> {
+    pub(crate) fn http_request(&self, action: &HTTPGetAction) -> Result<HttpRequest, PortError> {
         let host = action.host.as_deref().filter(|h| !h.is_empty()).unwrap_or(&self.pod_ip);
         let path = action.path.as_deref().filter(|p| !p.is_empty()).unwrap_or("/");
         Ok(HttpRequest {
@@ -81,21 +83,21 @@ impl Checker {
         if let Some(action) = &probe.http_get {
             return match target.http_request(action) {
                 Ok(request) => http_outcome(&request, limit).await,
-                Err(e) => Outcome::Error(e),
+                Err(error) => Outcome::Error(error.to_string()),
             };
         }
         if let Some(action) = &probe.tcp_socket {
             let host = action.host.as_deref().filter(|h| !h.is_empty()).unwrap_or(&target.pod_ip);
             return match target.port(&action.port) {
                 Ok(port) => tcp(host, port, limit).await,
-                Err(e) => Outcome::Error(e),
+                Err(error) => Outcome::Error(error.to_string()),
             };
         }
         if let Some(action) = &probe.grpc {
             let service = action.service.as_deref().unwrap_or_default();
             return match u16::try_from(action.port) {
                 Ok(port) => grpc::check(&target.pod_ip, port, service, limit).await,
-                Err(_) => Outcome::Error("couldn't find a valid port".into()),
+                Err(_) => Outcome::Error(PortError.to_string()),
             };
         }
         Outcome::Error(format!("missing probe handler for {}", target.container.name))

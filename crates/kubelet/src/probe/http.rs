@@ -52,34 +52,49 @@ pub(crate) fn dial_error(host: &str, port: u16, error: &io::Error) -> String {
     format!("dial tcp {}: {what}", authority(host, port))
 }
 
+/// A request got no answer. The messages are those of upstream's client where people know them.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum HttpError {
+    #[error("context deadline exceeded (Client.Timeout exceeded while awaiting headers)")]
+    Timeout,
+    /// As [`dial_error`] words it.
+    #[error("{0}")]
+    Dial(String),
+    #[error(transparent)]
+    Host(#[from] rustls::pki_types::InvalidDnsNameError),
+    #[error(transparent)]
+    Tls(io::Error),
+    #[error(transparent)]
+    Request(#[from] hyper::http::Error),
+    #[error(transparent)]
+    Exchange(#[from] hyper::Error),
+}
+
 /// Sends the request. An answer of any status is an answer.
-pub(crate) async fn get(request: &HttpRequest, limit: Duration) -> Result<HttpAnswer, String> {
+pub(crate) async fn get(request: &HttpRequest, limit: Duration) -> Result<HttpAnswer, HttpError> {
     match tokio::time::timeout(limit, exchange(request)).await {
         Ok(result) => result,
-        Err(_) => {
-            Err("context deadline exceeded (Client.Timeout exceeded while awaiting headers)".to_string())
-        }
+        Err(_) => Err(HttpError::Timeout),
     }
 }
 
-async fn exchange(request: &HttpRequest) -> Result<HttpAnswer, String> {
+async fn exchange(request: &HttpRequest) -> Result<HttpAnswer, HttpError> {
     let stream = TcpStream::connect((request.host.as_str(), request.port))
         .await
-        .map_err(|e| dial_error(&request.host, request.port, &e))?;
+        .map_err(|e| HttpError::Dial(dial_error(&request.host, request.port, &e)))?;
     if !request.tls {
         return over(stream, request).await;
     }
-    let name = ServerName::try_from(request.host.clone()).map_err(|e| e.to_string())?;
-    let stream = connector().connect(name, stream).await.map_err(|e| e.to_string())?;
+    let name = ServerName::try_from(request.host.clone())?;
+    let stream = connector().connect(name, stream).await.map_err(HttpError::Tls)?;
     over(stream, request).await
 }
 
-async fn over<S>(stream: S, request: &HttpRequest) -> Result<HttpAnswer, String>
+async fn over<S>(stream: S, request: &HttpRequest) -> Result<HttpAnswer, HttpError>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let text = |e: hyper::Error| e.to_string();
-    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(text)?;
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
     let mut builder = hyper::Request::get(&request.path);
     let mut seen_host = false;
     for (name, value) in &request.headers {
@@ -92,10 +107,9 @@ where
     if !request.headers.iter().any(|(n, _)| n.eq_ignore_ascii_case("user-agent")) {
         builder = builder.header("User-Agent", ferrite_api::version::PROBE_USER_AGENT);
     }
-    let outgoing =
-        builder.header("Connection", "close").body(Empty::<Bytes>::new()).map_err(|e| e.to_string())?;
+    let outgoing = builder.header("Connection", "close").body(Empty::<Bytes>::new())?;
     let exchange = async {
-        let answer = sender.send_request(outgoing).await.map_err(text)?;
+        let answer = sender.send_request(outgoing).await?;
         let status = answer.status().as_u16();
         // Longer bodies are cut: nobody reads them.
         let body = Limited::new(answer.into_body(), MAX_BODY).collect().await;

@@ -3,28 +3,19 @@
 use super::{Answer, health, json, stats, text};
 use crate::pod::context::Context;
 use ferrite_client::Scope;
+use ferrite_component::{PlainLimits, serve_plain};
 use hyper::body::Incoming;
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
 use hyper::{Method, Request, StatusCode};
-use hyper_util::rt::{TokioIo, TokioTimer};
 use k8s_openapi::List;
 use k8s_openapi::api::core::v1::Pod;
-use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
 
-/// Connections at the same time. Nobody on this port is authenticated.
-const MAX_CONNECTIONS: usize = 64;
-/// A whole connection: one that is idle must not keep its place.
-const LIMIT: Duration = Duration::from_secs(60);
-/// Until the head of a request is there.
-const HEAD_LIMIT: Duration = Duration::from_secs(10);
-const MAX_HEADERS: usize = 64 * 1024;
+const LIMITS: PlainLimits =
+    PlainLimits { connections: 64, head: Duration::from_secs(10), connection: Duration::from_secs(60) };
 
 /// Answers one of these paths; None for any other.
 pub(super) async fn answer(context: &Context, parts: &[&str]) -> Option<Answer> {
@@ -51,29 +42,10 @@ pub(crate) async fn start(
 ) -> io::Result<SocketAddr> {
     let listener = TcpListener::bind(address).await?;
     let address = listener.local_addr()?;
-    let owned = scope.clone();
-    scope.spawn(async move {
-        let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
-        loop {
-            let Ok(place) = places.clone().acquire_owned().await else { return };
-            let Ok((stream, _)) = listener.accept().await else {
-                tokio::time::sleep(Duration::from_millis(100)).await;
-                continue;
-            };
-            let context = context.clone();
-            owned.spawn(async move {
-                let mut builder = http1::Builder::new();
-                builder.timer(TokioTimer::new()).header_read_timeout(HEAD_LIMIT).max_buf_size(MAX_HEADERS);
-                let service = service_fn(move |request: Request<Incoming>| {
-                    let context = context.clone();
-                    async move { Ok::<_, Infallible>(respond(&context, &request).await) }
-                });
-                let connection = builder.serve_connection(TokioIo::new(stream), service);
-                let _ = tokio::time::timeout(LIMIT, connection).await;
-                drop(place);
-            });
-        }
-    });
+    scope.spawn(serve_plain(listener, LIMITS, move |request: Request<Incoming>| {
+        let context = context.clone();
+        async move { respond(&context, &request).await }
+    }));
     Ok(address)
 }
 

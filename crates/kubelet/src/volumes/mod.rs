@@ -29,7 +29,7 @@ mod token;
 
 #[cfg(test)]
 pub(crate) use kernel::remove_tree;
-pub(crate) use token::Tokens;
+pub(crate) use token::{TokenError, Tokens};
 
 use crate::container::expand::expand;
 use crate::container::fields::NodeLimits;
@@ -62,7 +62,7 @@ pub(crate) enum SourceError {
     #[error(transparent)]
     HostPath(#[from] host_path::HostPathError),
     #[error(transparent)]
-    Token(#[from] token::TokenError),
+    Token(#[from] TokenError),
     #[error(transparent)]
     Claim(#[from] claim::ClaimError),
     #[error(transparent)]

@@ -22,7 +22,7 @@ use serde_json::{Map, Value, json};
 use crate::bridge::open_netns;
 use crate::host_ports::PortProtocol;
 use crate::state::write_atomic;
-use crate::{Attachment, NetworkError, PodGuard, PodNetwork, PodRef};
+use crate::{Attachment, NetworkError, NotReady, PodGuard, PodNetwork, PodRef};
 pub use config::{ConfigError, NetworkConfig, PluginConfig, discover};
 pub use plugin::PluginError;
 use plugin::{Invocation, call};
@@ -341,11 +341,11 @@ impl PodNetwork for CniNetwork {
         Ok(())
     }
 
-    fn ready(&self) -> Result<(), String> {
-        let network = self.network().map_err(|error| with_causes(&error))?;
+    fn ready(&self) -> Result<(), NotReady> {
+        let network = self.network().map_err(|error| NotReady(with_causes(&error)))?;
         let status = self.status.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         match &*status {
-            Some((asked, Some(refused))) if *asked == network.to_json() => Err(refused.clone()),
+            Some((asked, Some(refused))) if *asked == network.to_json() => Err(NotReady(refused.clone())),
             _ => Ok(()),
         }
     }

@@ -3,54 +3,11 @@
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
-use std::path::PathBuf;
-use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
+pub use ferrite_network::testing::TestNs;
 use ferrite_network::{Bridge, PodNetwork, PodRef};
-use nlink::netlink::namespace::Netns;
-use nlink::netlink::{Connection, Route};
-
-/// A network namespace that lives as long as the value: an idle thread keeps it.
-pub struct TestNs {
-    pub path: PathBuf,
-    stop: Option<mpsc::Sender<()>>,
-    keeper: Option<thread::JoinHandle<()>>,
-}
-
-impl TestNs {
-    pub fn new() -> Self {
-        let (ready, made) = mpsc::channel();
-        let (stop, stopped) = mpsc::channel::<()>();
-        let keeper = thread::spawn(move || {
-            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("these tests need root");
-            let tid = nix::unistd::gettid();
-            ready.send(PathBuf::from(format!("/proc/self/task/{tid}/ns/net"))).unwrap();
-            let _ = stopped.recv();
-        });
-        let path = made.recv().unwrap();
-        Self { path, stop: Some(stop), keeper: Some(keeper) }
-    }
-
-    /// Runs `work` on a thread inside the namespace.
-    pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
-        Netns::from_path(&self.path).unwrap().run(work).unwrap()
-    }
-
-    pub fn route(&self) -> Connection<Route> {
-        Connection::new_in(self.path.as_path()).unwrap()
-    }
-}
-
-impl Drop for TestNs {
-    fn drop(&mut self) {
-        drop(self.stop.take());
-        if let Some(keeper) = self.keeper.take() {
-            let _ = keeper.join();
-        }
-    }
-}
 
 pub fn pod(name: &str) -> PodRef {
     PodRef { namespace: "default".into(), name: name.into(), uid: format!("uid-{name}"), ..PodRef::default() }

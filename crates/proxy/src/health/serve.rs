@@ -1,6 +1,5 @@
 //! A small HTTP server: GET, one answer, no body read.
 
-use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -8,19 +7,16 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use ferrite_client::Scope;
+use ferrite_component::{PlainLimits, serve_plain};
 use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper::header::{CONTENT_TYPE, HeaderName, HeaderValue, X_CONTENT_TYPE_OPTIONS};
-use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
-use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
 
-/// Connections of one listener at once. Load balancers ask seldom.
-const CONNECTIONS: usize = 64;
-/// A client must say what it wants in this time.
-const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
+/// The limits of one listener. Load balancers ask seldom, and may keep a connection.
+const LIMITS: PlainLimits =
+    PlainLimits { connections: 64, head: Duration::from_secs(10), connection: Duration::from_secs(600) };
 
 /// The response to a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,36 +36,10 @@ pub async fn bind(address: SocketAddr) -> io::Result<TcpListener> {
 
 /// Serves until `scope` ends, which ends open connections too.
 pub fn serve(listener: TcpListener, handler: Handler, scope: &Scope) {
-    let connections = scope.clone();
-    scope.spawn(async move {
-        let room = Arc::new(Semaphore::new(CONNECTIONS));
-        loop {
-            // The semaphore is never closed.
-            let Ok(permit) = Arc::clone(&room).acquire_owned().await else { return };
-            let stream = match listener.accept().await {
-                Ok((stream, _)) => stream,
-                Err(error) => {
-                    // Out of descriptors, most likely: others must close some first.
-                    tracing::warn!(%error, "cannot accept a connection");
-                    tokio::time::sleep(Duration::from_millis(100)).await;
-                    continue;
-                }
-            };
-            let handler = Arc::clone(&handler);
-            connections.spawn(async move {
-                let service = service_fn(move |request| {
-                    let response = respond(&handler, &request);
-                    async move { Ok::<_, Infallible>(response) }
-                });
-                let _ = hyper::server::conn::http1::Builder::new()
-                    .timer(TokioTimer::new())
-                    .header_read_timeout(HEADER_TIMEOUT)
-                    .serve_connection(TokioIo::new(stream), service)
-                    .await;
-                drop(permit);
-            });
-        }
-    });
+    scope.spawn(serve_plain(listener, LIMITS, move |request: Request<Incoming>| {
+        let response = respond(&handler, &request);
+        async move { response }
+    }));
 }
 
 fn respond(handler: &Handler, request: &Request<Incoming>) -> Response<Full<Bytes>> {

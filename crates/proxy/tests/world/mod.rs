@@ -4,11 +4,11 @@
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::path::PathBuf;
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use ferrite_network::testing::TestNs;
 use ferrite_network::{Bridge, BridgeConfig, PodNetwork, PodRef};
 use ferrite_nft::{Change, Monitor, OwnGenerations, Table};
 use ferrite_proxy::layout::{LayoutConfig, LocalTraffic, NodePortAddresses};
@@ -21,7 +21,7 @@ use nlink::netlink::link::VethLink;
 use nlink::netlink::namespace::Netns;
 use nlink::netlink::nftables::Family;
 use nlink::netlink::route::{Ipv4Route, Ipv6Route};
-use nlink::netlink::{Connection, Nftables, Route};
+use nlink::netlink::{Connection, Nftables};
 use serde_json::{Value, json};
 
 pub const TABLE: &str = "kube-proxy-test";
@@ -31,41 +31,15 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// A connection that is dropped shows in nothing but time.
 const DROPPED: Duration = Duration::from_millis(400);
 
-/// A network namespace that lives as long as the value: an idle thread keeps it.
-pub struct TestNs {
-    pub path: PathBuf,
-    stop: Option<mpsc::Sender<()>>,
-    keeper: Option<thread::JoinHandle<()>>,
+/// Connections of a namespace's processes.
+trait Traffic {
+    /// Connects and reads which address the server saw and which server it is.
+    fn tcp_as(&self, source: Option<IpAddr>, target: &str, patience: Duration) -> Result<Answer, ErrorKind>;
+    fn udp(&self, target: &str) -> Result<Answer, ErrorKind>;
 }
 
-impl TestNs {
-    pub fn new() -> Self {
-        let (ready, made) = mpsc::channel();
-        let (stop, stopped) = mpsc::channel::<()>();
-        let keeper = thread::spawn(move || {
-            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("these tests need root");
-            let tid = nix::unistd::gettid();
-            ready.send(PathBuf::from(format!("/proc/self/task/{tid}/ns/net"))).unwrap();
-            let _ = stopped.recv();
-        });
-        Self { path: made.recv().unwrap(), stop: Some(stop), keeper: Some(keeper) }
-    }
-
-    pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
-        Netns::from_path(&self.path).unwrap().run(work).unwrap()
-    }
-
-    pub fn route(&self) -> Connection<Route> {
-        Connection::new_in(self.path.as_path()).unwrap()
-    }
-
-    /// Connects and reads which address the server saw and which server it is.
-    pub fn tcp_as(
-        &self,
-        source: Option<IpAddr>,
-        target: &str,
-        patience: Duration,
-    ) -> Result<Answer, ErrorKind> {
+impl Traffic for TestNs {
+    fn tcp_as(&self, source: Option<IpAddr>, target: &str, patience: Duration) -> Result<Answer, ErrorKind> {
         let target: SocketAddr = target.parse().unwrap();
         self.run(move || {
             let mut stream = match source {
@@ -78,7 +52,7 @@ impl TestNs {
         .map_err(|error: io::Error| error.kind())
     }
 
-    pub fn udp(&self, target: &str) -> Result<Answer, ErrorKind> {
+    fn udp(&self, target: &str) -> Result<Answer, ErrorKind> {
         let target: SocketAddr = target.parse().unwrap();
         let any: IpAddr = if target.is_ipv4() { [0, 0, 0, 0].into() } else { Ipv6Addr::UNSPECIFIED.into() };
         self.run(move || {
@@ -91,15 +65,6 @@ impl TestNs {
             Answer::parse(&buffer[..len])
         })
         .map_err(|error: io::Error| error.kind())
-    }
-}
-
-impl Drop for TestNs {
-    fn drop(&mut self) {
-        drop(self.stop.take());
-        if let Some(keeper) = self.keeper.take() {
-            let _ = keeper.join();
-        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Images: references, blobs, unpacked layers, archives, registries.
 //!
-//! [`ImageStore`] is the entry point. Beneath it, in the order an image meets them: [`reference`] normalises the
+//! [`ImageStore`] is the entry point. Beneath it, in the order an image meets them: [`mod@reference`] normalises the
 //! name, [`pull`] (over [`registry`], by way of [`arriving`]) or [`archive`] brings the bytes into [`content`],
 //! [`layer`] unpacks them with [`extract`] into directories that overlayfs uses as lower layers, and [`index`]
 //! remembers which name means which image. [`cri`] speaks the kubelet's messages.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use ferrite_cri::Result;
 use ferrite_cri::v1::{Container as CriContainer, ContainerStatus, *};
+use ferrite_network::NotReady;
 
 use super::Inner;
 use super::sandbox::namespace_options;
@@ -30,11 +31,11 @@ fn sandbox_state(sandbox: &Sandbox) -> PodSandboxState {
 impl Inner {
     pub(super) fn status(&self) -> StatusResponse {
         let condition =
-            |kind: &str, result: std::result::Result<(), String>, reason: &str| RuntimeCondition {
+            |kind: &str, result: std::result::Result<(), NotReady>, reason: &str| RuntimeCondition {
                 r#type: kind.into(),
                 status: result.is_ok(),
                 reason: if result.is_ok() { String::new() } else { reason.into() },
-                message: result.err().unwrap_or_default(),
+                message: result.err().map(|error| error.to_string()).unwrap_or_default(),
             };
         let conditions = vec![
             condition("RuntimeReady", Ok(()), ""),

@@ -1,6 +1,6 @@
 //! Data of service accounts for plugins.
 
-use crate::volumes::Tokens;
+use crate::volumes::{TokenError, Tokens};
 use async_trait::async_trait;
 use ferrite_client::Api;
 use jiff::Timestamp;
@@ -16,12 +16,23 @@ pub(super) struct AccountData {
     pub annotations: BTreeMap<String, String>,
 }
 
+/// The data of a service account cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum AccountError {
+    #[error("{}", ferrite_client::message_of(.0))]
+    Api(#[from] kube::Error),
+    #[error("{0}")]
+    Token(#[from] TokenError),
+    #[error("the server issues no tokens")]
+    NoTokens,
+}
+
 /// Where service accounts and their tokens come from.
 #[async_trait]
 pub(crate) trait Accounts: Send + Sync {
-    async fn account(&self, namespace: &str, name: &str) -> Result<ServiceAccount, String>;
+    async fn account(&self, namespace: &str, name: &str) -> Result<ServiceAccount, AccountError>;
     /// A token of the pod's service account that is bound to the pod.
-    async fn token(&self, pod: &Pod, audience: &str, now: Timestamp) -> Result<String, String>;
+    async fn token(&self, pod: &Pod, audience: &str, now: Timestamp) -> Result<String, AccountError>;
 }
 
 /// The API server.
@@ -38,16 +49,16 @@ impl ApiAccounts {
 
 #[async_trait]
 impl Accounts for ApiAccounts {
-    async fn account(&self, namespace: &str, name: &str) -> Result<ServiceAccount, String> {
+    async fn account(&self, namespace: &str, name: &str) -> Result<ServiceAccount, AccountError> {
         let api = Api::<ServiceAccount>::namespaced(self.client.clone(), namespace);
-        api.get(name).await.map_err(|error| ferrite_client::message_of(&error))
+        Ok(api.get(name).await?)
     }
 
-    async fn token(&self, pod: &Pod, audience: &str, now: Timestamp) -> Result<String, String> {
+    async fn token(&self, pod: &Pod, audience: &str, now: Timestamp) -> Result<String, AccountError> {
         // Without a lifetime of its own, as upstream: the API's default.
         let wanted =
             ServiceAccountTokenProjection { audience: Some(audience.to_owned()), ..Default::default() };
-        let token = self.tokens.get(pod, &wanted, now).await.map_err(|error| error.to_string())?;
-        token.map(|token| token.text).ok_or_else(|| "the server issues no tokens".to_owned())
+        let token = self.tokens.get(pod, &wanted, now).await?;
+        token.map(|token| token.text).ok_or(AccountError::NoTokens)
     }
 }

@@ -1,3 +1,4 @@
+use super::accounts::AccountError;
 use super::*;
 use async_trait::async_trait;
 use ferrite_json::{Value, json};
@@ -11,12 +12,16 @@ struct Fixed;
 
 #[async_trait]
 impl Accounts for Fixed {
-    async fn account(&self, namespace: &str, name: &str) -> Result<ServiceAccount, String> {
+    async fn account(&self, namespace: &str, name: &str) -> Result<ServiceAccount, AccountError> {
         let account = json!({"metadata": {"name": name, "namespace": namespace, "uid": "u", "annotations": {"a/role": "puller"}}});
-        if name == "robot" { Ok(ferrite_json::from_value(account).unwrap()) } else { Err("not found".into()) }
+        if name == "robot" {
+            Ok(ferrite_json::from_value(account).unwrap())
+        } else {
+            Err(AccountError::NoTokens)
+        }
     }
 
-    async fn token(&self, pod: &Pod, audience: &str, _: Timestamp) -> Result<String, String> {
+    async fn token(&self, pod: &Pod, audience: &str, _: Timestamp) -> Result<String, AccountError> {
         Ok(format!("{audience} for {}", PodId::of(pod).name))
     }
 }

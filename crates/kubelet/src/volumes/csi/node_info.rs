@@ -21,6 +21,25 @@ const MIGRATED_PLUGINS: &str = "kubernetes.io/aws-ebs,kubernetes.io/azure-disk,k
 /// Writes that others come before are tried so often.
 const ATTEMPTS: usize = 10;
 
+/// The facts of a driver are not in the API. Messages that a driver gets are upstream's.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum NodeInfoError {
+    #[error("{}", message_of(.0))]
+    Api(#[from] kube::Error),
+    #[error("error adding CSI driver node info: driverNodeID must not be empty")]
+    NoNodeId,
+    #[error("the {kind} {name:?} changes too often")]
+    Conflicts { kind: &'static str, name: String },
+    #[error("the Node {0:?} is not registered yet")]
+    NotRegistered(String),
+    #[error("failed to parse node's {NODE_IDS:?} annotation value ({text:?}) err={error}")]
+    Annotation { text: String, error: ferrite_json::Error },
+    #[error(
+        "detected topology value collision: driver reported {key:?}:{value:?} but existing label is {key:?}:{had:?}"
+    )]
+    Topology { key: String, value: String, had: String },
+}
+
 impl Csi {
     /// Keeps the CSINode and `volumesInUse` until the kubelet ends.
     pub(crate) async fn report(self) {
@@ -49,7 +68,7 @@ impl Csi {
         }
     }
 
-    async fn tell_in_use(&self, wanted: &BTreeSet<String>) -> Result<(), String> {
+    async fn tell_in_use(&self, wanted: &BTreeSet<String>) -> Result<(), NodeInfoError> {
         let key = ObjectKey::cluster(&self.shared.node_name);
         let Some(node) = self.shared.node.get(&key) else { return Ok(()) };
         let told =
@@ -61,15 +80,19 @@ impl Csi {
         let patch = Patch::Merge(json!({"status": {"volumesInUse": wanted}}));
         let written = nodes.patch_status(&self.shared.node_name, &PatchParams::default(), &patch).await;
         match written {
-            Err(e) if !is_not_found(&e) => Err(message_of(&e)),
+            Err(e) if !is_not_found(&e) => Err(e.into()),
             _ => Ok(()),
         }
     }
 
     /// Publishes a driver's facts about this node. The error is for the driver.
-    pub(super) async fn install(&self, driver: &str, info: &NodeGetInfoResponse) -> Result<(), String> {
+    pub(super) async fn install(
+        &self,
+        driver: &str,
+        info: &NodeGetInfoResponse,
+    ) -> Result<(), NodeInfoError> {
         if info.node_id.is_empty() {
-            return Err("error adding CSI driver node info: driverNodeID must not be empty".into());
+            return Err(NodeInfoError::NoNodeId);
         }
         let topology = info.accessible_topology.clone().unwrap_or_default().segments;
         self.change_node(|node| node_change(node, driver, Some(&info.node_id), &topology)).await?;
@@ -105,32 +128,32 @@ impl Csi {
 
     async fn change_node(
         &self,
-        change: impl Fn(&Node) -> Result<Option<Value>, String>,
-    ) -> Result<(), String> {
+        change: impl Fn(&Node) -> Result<Option<Value>, NodeInfoError>,
+    ) -> Result<(), NodeInfoError> {
         let nodes = Api::<Node>::all(self.shared.client.clone());
         let name = &self.shared.node_name;
         for _ in 0..ATTEMPTS {
-            let node = nodes.get(name).await.map_err(|e| message_of(&e))?;
+            let node = nodes.get(name).await?;
             let Some(mut patch) = change(&node)? else { return Ok(()) };
             patch["metadata"]["resourceVersion"] = json!(node.metadata.resource_version);
             match nodes.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await {
                 Ok(_) => return Ok(()),
                 Err(e) if is_conflict(&e) => {}
-                Err(e) => return Err(message_of(&e)),
+                Err(e) => return Err(e.into()),
             }
         }
-        Err(format!("the Node {name:?} changes too often"))
+        Err(NodeInfoError::Conflicts { kind: "Node", name: name.clone() })
     }
 
     /// Changes the drivers of the CSINode, which is made when it is missing.
     async fn change_drivers(
         &self,
         change: impl Fn(Vec<CSINodeDriver>) -> Vec<CSINodeDriver>,
-    ) -> Result<(), String> {
+    ) -> Result<(), NodeInfoError> {
         let objects = Api::<CSINode>::all(self.shared.client.clone());
         let name = &self.shared.node_name;
         for _ in 0..ATTEMPTS {
-            let found = objects.get_opt(name).await.map_err(|e| message_of(&e))?;
+            let found = objects.get_opt(name).await?;
             let written = match found {
                 Some(before) => {
                     let mut after = before.clone();
@@ -145,7 +168,7 @@ impl Csi {
                 None => {
                     let node = self.shared.node.get(&ObjectKey::cluster(name));
                     let uid = node.and_then(|node| node.metadata.uid.clone());
-                    let owner = uid.ok_or_else(|| format!("the Node {name:?} is not registered yet"))?;
+                    let owner = uid.ok_or_else(|| NodeInfoError::NotRegistered(name.clone()))?;
                     let made = csi_node(name, owner, change(Vec::new()));
                     objects.create(&PostParams::default(), &made).await
                 }
@@ -153,10 +176,10 @@ impl Csi {
             match written {
                 Ok(_) => return Ok(()),
                 Err(e) if is_conflict(&e) || is_already_exists(&e) => {}
-                Err(e) => return Err(message_of(&e)),
+                Err(e) => return Err(e.into()),
             }
         }
-        Err(format!("the CSINode {name:?} changes too often"))
+        Err(NodeInfoError::Conflicts { kind: "CSINode", name: name.clone() })
     }
 }
 
@@ -189,13 +212,12 @@ fn node_change(
     driver: &str,
     id: Option<&str>,
     topology: &BTreeMap<String, String>,
-) -> Result<Option<Value>, String> {
+) -> Result<Option<Value>, NodeInfoError> {
     let text = node.metadata.annotations.as_ref().and_then(|all| all.get(NODE_IDS));
     let before: BTreeMap<String, String> = match text {
         None => BTreeMap::new(),
-        Some(text) => ferrite_json::from_str(text).map_err(|e| {
-            format!("failed to parse node's {NODE_IDS:?} annotation value ({text:?}) err={e}")
-        })?,
+        Some(text) => ferrite_json::from_str(text)
+            .map_err(|error| NodeInfoError::Annotation { text: text.clone(), error })?,
     };
     let mut after = before.clone();
     match id {
@@ -207,9 +229,11 @@ fn node_change(
     for (key, value) in topology {
         match labels.and_then(|labels| labels.get(key)) {
             Some(had) if had != value => {
-                return Err(format!(
-                    "detected topology value collision: driver reported {key:?}:{value:?} but existing label is {key:?}:{had:?}"
-                ));
+                return Err(NodeInfoError::Topology {
+                    key: key.clone(),
+                    value: value.clone(),
+                    had: had.clone(),
+                });
             }
             Some(_) => {}
             None => {
@@ -239,7 +263,7 @@ mod tests {
         let had = node(json!({"labels": {"zone": "a"}, "annotations": {NODE_IDS: r#"{"d":"id"}"#}}));
         assert_eq!(node_change(&had, "d", Some("id"), &zone).unwrap(), None);
         let other = BTreeMap::from([("zone".to_owned(), "b".to_owned())]);
-        assert!(node_change(&had, "d", Some("id"), &other).unwrap_err().contains("collision"));
+        assert!(node_change(&had, "d", Some("id"), &other).unwrap_err().to_string().contains("collision"));
         let gone = node_change(&had, "d", None, &BTreeMap::new()).unwrap().unwrap();
         assert_eq!(gone["metadata"]["annotations"][NODE_IDS], Value::Null);
         let odd = node(json!({"annotations": {NODE_IDS: "x"}}));

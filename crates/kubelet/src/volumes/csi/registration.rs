@@ -30,7 +30,7 @@ impl PluginHandler for CsiPlugins {
         let _alone = self.0.exclusive(&VolumeId::new(&info.name, "")).await;
         let driver = Driver::new(endpoint);
         let node = driver.node_get_info(NodeGetInfoRequest {}).await.map_err(|e| refused(e.to_string()))?;
-        self.0.install(&info.name, &node).await.map_err(refused)?;
+        self.0.install(&info.name, &node).await.map_err(|e| refused(e.to_string()))?;
         self.0.shared.drivers.set(&info.name, driver);
         tracing::info!(driver = info.name, endpoint = %endpoint.display(), "CSI driver registered");
         Ok(())
