@@ -2,11 +2,11 @@
 
 use crate::apiserver::BoxError;
 use ferrite_client::{Api, ObjectKey};
+use ferrite_scheduler::cache::Cache;
 use ferrite_scheduler::explain::explain;
 use ferrite_scheduler::framework::Handle;
-use ferrite_scheduler::nominated::Nominated;
 use ferrite_scheduler::siblings::{Owner, siblings};
-use ferrite_scheduler::snapshot::{NodeInfo, PodInfo, Snapshot};
+use ferrite_scheduler::snapshot::{PodInfo, Snapshot};
 use ferrite_scheduler::{Framework, Profile, Registry};
 use k8s_openapi::api::apps::v1::{ReplicaSet, StatefulSet};
 use k8s_openapi::api::core::v1::{
@@ -16,7 +16,6 @@ use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass, VolumeAttachment};
 use kube::api::ListParams;
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use std::collections::HashMap;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -74,38 +73,21 @@ fn is_finished(pod: &Pod) -> bool {
 
 /// The nodes with the pods on them, and the nominated pods; `without` is left out.
 fn snapshot(nodes: Vec<Node>, pods: &[Pod], without: &ObjectKey) -> Snapshot {
-    let mut infos: HashMap<String, NodeInfo> = nodes
-        .into_iter()
-        .map(|node| (node.metadata.name.clone().unwrap_or_default(), NodeInfo::new(Arc::new(node))))
-        .collect();
-    let mut nominated = Nominated::default();
-    let mut images: HashMap<String, usize> = HashMap::new();
-    for info in infos.values() {
-        let images_of =
-            info.node.status.as_ref().and_then(|status| status.images.as_deref()).unwrap_or_default();
-        for name in images_of.iter().flat_map(|image| image.names.iter().flatten()) {
-            *images.entry(name.clone()).or_default() += 1;
-        }
-    }
-    let mut has_affinity = false;
+    let mut cache = Cache::new();
+    nodes.into_iter().for_each(|node| cache.set_node(Arc::new(node)));
     for pod in pods.iter().filter(|pod| !is_finished(pod) && ObjectKey::of(*pod) != *without) {
         let info = Arc::new(PodInfo::new(pod));
-        let node =
-            pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).filter(|name| !name.is_empty());
+        let named = |name: &&str| !name.is_empty();
+        let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).filter(named);
         let nomination = pod.status.as_ref().and_then(|status| status.nominated_node_name.as_deref());
-        match (node.and_then(|node| infos.get_mut(node)), nomination.filter(|name| !name.is_empty())) {
-            (Some(node), _) => {
-                has_affinity |= info.has_affinity();
-                node.add_pod(info);
-            }
-            (None, Some(node)) => nominated.set(info, node),
+        match (node, nomination.filter(named)) {
+            (Some(node), _) => cache.set_pod(info, node),
+            (None, Some(node)) => cache.nominate(info, node),
             (None, None) => {}
         }
     }
-    let mut snapshot = Snapshot::new(infos.into_values().map(Arc::new));
-    snapshot.has_affinity = has_affinity;
-    snapshot.nominated = Arc::new(nominated);
-    snapshot.images = Arc::new(images);
+    let mut snapshot = Snapshot::default();
+    cache.update(&mut snapshot);
     snapshot
 }
 

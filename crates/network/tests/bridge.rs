@@ -201,7 +201,7 @@ async fn remove_leaves_the_node_as_it_was() {
     bridge.remove().await.unwrap();
     assert_eq!(inventory(&node).await, before);
     assert_eq!(node.run(|| std::fs::read_to_string("/proc/sys/net/ipv4/ip_forward").unwrap()), "0\n");
-    assert!(bridge.ready().unwrap_err().contains("removed"));
+    assert!(bridge.ready().unwrap_err().to_string().contains("removed"));
     assert!(a.route().get_link_by_name("eth0").await.unwrap().is_none());
 
     // After a crash: nobody has it open, and only the state directory is left.

@@ -175,7 +175,7 @@ async fn plugins_that_fail() {
             .join(": ")
     };
     let no_network = network.ready().unwrap_err();
-    assert!(no_network.contains("no network configuration"), "{no_network}");
+    assert!(no_network.to_string().contains("no network configuration"), "{no_network}");
     world.configure("10-net.conf", &json!({"cniVersion": "1.1.0", "name": "net", "type": "bad"}));
     network.ready().unwrap();
     assert!(attach().await.contains("plugin \"bad\" is in none of"));
@@ -201,7 +201,7 @@ async fn plugins_that_fail() {
         "[ $CNI_COMMAND = STATUS ] || exit 0\necho '{\"code\":50,\"msg\":\"not now\"}'; exit 1",
     );
     network.ask_status().await.unwrap();
-    assert!(network.ready().unwrap_err().contains("not now"));
+    assert!(network.ready().unwrap_err().to_string().contains("not now"));
     assert!(network.attach("../x", &ns.path, &pod("web")).await.is_err(), "a name that is none");
 }
 

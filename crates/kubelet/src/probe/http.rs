@@ -163,6 +163,6 @@ mod tests {
         let seen = server.await.unwrap().to_lowercase();
         assert!(seen.starts_with("get /healthz http/1.1") && seen.contains("x-a: b"), "{seen}");
         let refused = get(&HttpRequest { port: 1, ..request }, Duration::from_secs(5)).await.unwrap_err();
-        assert_eq!(refused, "dial tcp 127.0.0.1:1: connect: connection refused");
+        assert_eq!(refused.to_string(), "dial tcp 127.0.0.1:1: connect: connection refused");
     }
 }

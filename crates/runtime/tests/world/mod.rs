@@ -32,7 +32,7 @@ impl PodNetwork for NoNetwork {
         Ok(())
     }
 
-    fn ready(&self) -> Result<(), String> {
+    fn ready(&self) -> Result<(), ferrite_network::NotReady> {
         Ok(())
     }
 }
