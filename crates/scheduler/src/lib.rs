@@ -2,7 +2,7 @@
 //!
 //! [`framework`] has the extension points of plugins, [`plugins`] holds one module and one table row per
 //! plugin, [`profile`] lists the plugins of a scheduler's name, [`cycle`] is the pure decision over a
-//! [`snapshot`] (whose labels are [`columns`]), [`preemption`] the choice of pods to remove, [`cache`], [`nominated`] and [`queue`] feed the decision,
+//! [`snapshot`] (whose labels are [`columns`]), [`preemption`] the choice of pods to remove, [`cache`] and [`queue`] feed the decision,
 //! `devices` chooses devices for claims, [`extender`] asks web services, [`configuration`] has the settings, and [`service`] connects all that to the API.
 
 mod affinity_terms;
