@@ -82,7 +82,7 @@ const MAX_COUNTED: u64 = 16 << 20;
 /// the figures of all others, and evictions.
 const COUNTED_AT_ONCE: u64 = 20_000;
 
-/// How a layer's usage is found.
+/// The way in which a layer's usage is found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Count {
     /// The last count is recent.
