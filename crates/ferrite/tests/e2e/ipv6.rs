@@ -199,3 +199,58 @@ fn a_cluster_of_ipv6_alone() {
     assert!(version.contains("gitVersion"), "{version}");
     assert!(world.kubectl(&["logs", "two"]).contains("serving on port 8080"));
 }
+
+#[test]
+fn two_nodes_of_ipv6_alone() {
+    let ranges = ["--cluster-cidr", "fd00:10:244::/56", "--service-cluster-ip-range", "fd00:10:96::/108"];
+    let nodes = ["--nodes", "2", "--node-cidr", "fd00:10:243::/64"];
+    let mut world = World::prepare(&[&nodes[..], &ranges].concat());
+    world.up();
+    for (node, cidr) in [("node", "fd00:10:244::/64"), ("node-2", "fd00:10:244:1::/64")] {
+        let found = world.watch(&["node", node], |node| condition(node, "Ready") == Some("True"));
+        assert_eq!(texts(&found["spec"]["podCIDRs"], ""), [cidr]);
+        assert!(texts(&found["status"]["addresses"], "address")[0].starts_with("fd00:10:243::"));
+        world.create(
+            &server(&format!("on-{node}"), node).replace("labels: {app: ", "labels: {all: web, app: "),
+        );
+    }
+    let pods = ["on-node", "on-node-2"];
+    for (from, to) in [(pods[0], pods[1]), (pods[1], pods[0])] {
+        let ready = world.wait_ready(to);
+        world.wait_ready(from);
+        let url = format!("http://[{}]:8080/", ready["status"]["podIP"].as_str().unwrap());
+        assert_eq!(get(&world, from, &url), format!("hello {to}"));
+    }
+    world.create(
+        r"
+apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec:
+  selector: {all: web}
+  ports: [{port: 80, targetPort: 8080}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: sticky}
+spec:
+  selector: {all: web}
+  sessionAffinity: ClientIP
+  ports: [{port: 80, targetPort: 8080}]
+",
+    );
+    // Connections go to both pods in the end, unless the client has a session.
+    for pod in pods {
+        for wanted in pods {
+            eventually(&format!("an answer of {wanted} for {pod}"), || {
+                in_pod(&world, pod, &["get", "http://web/"]).filter(|text| *text == format!("hello {wanted}"))
+            });
+        }
+        let first = get(&world, pod, "http://sticky/");
+        for _ in 0..12 {
+            assert_eq!(get(&world, pod, "http://sticky/"), first);
+        }
+    }
+    let output = world.down(&[]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
