@@ -652,6 +652,19 @@ impl Worker {
         Process(command.args(extra).stdout(Stdio::null()).stderr(log).spawn().unwrap())
     }
 
+    /// Joins the cluster through the first server, and waits until server `n` shows the node as ready.
+    pub fn join(&self, fleet: &Fleet, n: usize) -> Process {
+        let url = format!("https://{}:6443", fleet.machines[0].address);
+        let output = fleet.command(0, &["token", "create"]).output().unwrap();
+        let token = String::from_utf8(output.stdout).unwrap().trim().to_owned();
+        let agent = self.agent(&["--server", &url, "--token", &token]);
+        eventually("the node is registered", || {
+            fleet.kubectl(n, &["get", "nodes", "-o", "name"]).contains("node/worker").then_some(())
+        });
+        wait_ready(fleet, n, "node", "worker");
+        agent
+    }
+
     fn certificate(&self, name: &str) -> String {
         std::fs::read_to_string(self.data.join("pki").join(format!("{name}.crt"))).unwrap_or_default()
     }
@@ -699,13 +712,7 @@ fn an_agent_goes_on_with_another_server_and_renews_its_certificates() {
     fleet.start(1, &[&short[..], &["--server", &url, "--token", &token]].concat());
     fleet.wait_for_endpoints(1, &[0, 1]);
     let worker = Worker::new(&fleet);
-    let output = fleet.command(0, &["token", "create"]).output().unwrap();
-    let token = String::from_utf8(output.stdout).unwrap().trim().to_owned();
-    let agent = worker.agent(&["--server", &url, "--token", &token]);
-    eventually("the node is registered", || {
-        fleet.kubectl(1, &["get", "nodes", "-o", "name"]).contains("node/worker").then_some(())
-    });
-    wait_ready(&fleet, 1, "node", "worker");
+    let agent = worker.join(&fleet, 1);
     create_pod(&fleet, 0, "first");
     wait_ready(&fleet, 1, "pod", "first");
     let known = || std::fs::read_to_string(worker.data.join("servers.json")).unwrap_or_default();

@@ -87,14 +87,7 @@ fn servers_reach_kubelets_behind_a_wall() {
     fleet.wait_for_endpoints(1, &[0, 1]);
     let worker = Worker::new(&fleet);
     build_wall(&worker);
-    let url = format!("https://{}:6443", fleet.machines[0].address);
-    let output = fleet.command(0, &["token", "create"]).output().unwrap();
-    let token = String::from_utf8(output.stdout).unwrap().trim().to_owned();
-    let agent = worker.agent(&["--server", &url, "--token", &token]);
-    eventually("the node is registered", || {
-        fleet.kubectl(1, &["get", "nodes", "-o", "name"]).contains("node/worker").then_some(())
-    });
-    wait_ready(&fleet, 1, "node", "worker");
+    let agent = worker.join(&fleet, 1);
     create_pod(&fleet, 0, "web");
     wait_ready(&fleet, 1, "pod", "web");
 
@@ -141,14 +134,7 @@ fn streams_outlive_the_certificate_of_their_tunnel() {
     fleet.start(0, &["--cluster-signing-duration", "30s"]);
     let worker = Worker::new(&fleet);
     build_wall(&worker);
-    let url = format!("https://{}:6443", fleet.machines[0].address);
-    let output = fleet.command(0, &["token", "create"]).output().unwrap();
-    let token = String::from_utf8(output.stdout).unwrap().trim().to_owned();
-    let _agent = worker.agent(&["--server", &url, "--token", &token]);
-    eventually("the node is registered", || {
-        fleet.kubectl(0, &["get", "nodes", "-o", "name"]).contains("node/worker").then_some(())
-    });
-    wait_ready(&fleet, 0, "node", "worker");
+    let _agent = worker.join(&fleet, 0);
     create_pod(&fleet, 0, "web");
     wait_ready(&fleet, 0, "pod", "web");
     let mut command = kubectl_at(&fleet, 0, &["exec", "-i", "web", "--", "/ferrite", "tools", "cat"]);
