@@ -8,7 +8,9 @@ const BENCHMARKS: &[(&str, &str, &str)] = &[
     ("scheduler", "ferrite-scheduler", "scheduling"),
     ("store", "ferrite-store", "store"),
     ("runtime", "ferrite", "runtime"),
+    ("scale", "ferrite", "scale"),
     ("network", "ferrite-proxy", "services"),
+    ("network", "ferrite-proxy", "connections"),
     ("network", "ferrite-dns", "names"),
     ("network", "ferrite-policy", "policies"),
 ];

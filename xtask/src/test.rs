@@ -18,6 +18,7 @@ const TOOLS: &[(&str, &str)] = &[
     ("curl", "curl"),
     ("dig", "bind9-dnsutils"),
     ("ip", "iproute2"),
+    ("nft", "nftables"),
     ("/usr/lib/python3/dist-packages/kubernetes/__init__.py", "python3-kubernetes"),
     ("jq", "jq"),
     ("nsenter", "util-linux"),

@@ -256,6 +256,7 @@ impl FieldError {
             Problem::Required => detail("Required value".into()),
             Problem::Forbidden => detail("Forbidden".into()),
             Problem::Internal => detail("Internal error".into()),
+            Problem::Duplicate(_) if self.rendered.as_deref() == Some("") => detail("Duplicate value".into()),
             Problem::Duplicate(v) => detail(format!("Duplicate value: {}", go_value(v))),
             // A value that is not worth printing is left out.
             Problem::Invalid(_) if self.rendered.as_deref() == Some("") => detail("Invalid value".into()),
@@ -361,6 +362,7 @@ mod tests {
                 "spec.list[2][a/b].name: Unsupported value: \"c\": supported values: \"a\", \"b\"",
             ),
             (FieldError::duplicate(&path, 80), "spec.list[2][a/b].name: Duplicate value: 80"),
+            (FieldError::duplicate(&path, 80).rendered_as(""), "spec.list[2][a/b].name: Duplicate value"),
             (FieldError::not_found(&path, "v"), "spec.list[2][a/b].name: Not found: \"v\""),
             (
                 FieldError::too_long(&path, 5),

@@ -472,11 +472,16 @@ fn validate_finalizers(finalizers: &Value, path: &Path) -> FieldErrors {
             "finalizer orphan and foregroundDeletion cannot be both set",
         ));
     }
-    // As upstream: only this complaint says which of them.
-    for (index, name) in names.iter().enumerate() {
-        errors.extend(unknown_finalizer(name, &path.index(index)));
-    }
     errors
+}
+
+/// Complains about finalizers that are neither upstream's own nor have a domain. Most kinds' own validation does so, after
+/// that of all metadata.
+pub fn unknown_finalizers(object: &Value) -> FieldErrors {
+    let (names, path) =
+        (strings(&object["metadata"]["finalizers"]), Path::new("metadata").child("finalizers"));
+    let complaint = |(index, name): (usize, &&str)| unknown_finalizer(name, &path.index(index));
+    names.iter().enumerate().filter_map(complaint).collect()
 }
 
 /// A finalizer is one of the standard ones, or has a domain.

@@ -256,14 +256,43 @@ pub enum MetadataUse {
     Nothing,
     /// The change.
     Change,
+    /// The metadata as that of a new object.
+    Content,
+    /// As [`MetadataUse::Content`], twice.
+    ContentTwice,
     /// The change, and the metadata as that of a new object.
     Everything,
+}
+
+impl MetadataUse {
+    /// The number of times that the metadata are validated as those of a new object.
+    pub fn content(self) -> usize {
+        match self {
+            Self::Nothing | Self::Change => 0,
+            Self::Content | Self::Everything => 1,
+            Self::ContentTwice => 2,
+        }
+    }
+
+    /// Is the change validated?
+    pub fn change(self) -> bool {
+        matches!(self, Self::Change | Self::Everything)
+    }
 }
 
 /// The differences of a kind from others. All methods work on the versioned object as JSON.
 pub trait Strategy: Send + Sync + 'static {
     /// Fills defaults. Runs on every object that is decoded or read, so it must be idempotent.
     fn default(&self, _object: &mut Value) {}
+
+    /// Returns the reason if an object cannot be converted to upstream's internal form.
+    fn conversion_problem(&self, _object: &Value) -> Option<String> {
+        None
+    }
+
+    /// Marks lists that a client has sent empty where upstream refuses those, and not their absence. Nothing else can tell
+    /// the two apart.
+    fn mark_sent_empty(&self, _object: &mut Value) {}
 
     /// The writer of the kind's status. The methods below apply it to writes, unless the kind has rules of
     /// its own.
@@ -338,6 +367,16 @@ pub trait Strategy: Send + Sync + 'static {
         MetadataUse::Change
     }
 
+    /// As [`Strategy::metadata_use`], for an update of the status.
+    fn status_metadata_use(&self) -> MetadataUse {
+        MetadataUse::Change
+    }
+
+    /// Does the kind's validation know upstream's own finalizers, and refuse others that have no domain?
+    fn knows_finalizers(&self) -> bool {
+        true
+    }
+
     fn validate_status_update(&self, _new: &Value, _old: &Value) -> FieldErrors {
         Vec::new()
     }
@@ -362,10 +401,10 @@ pub trait Strategy: Send + Sync + 'static {
         Vec::new()
     }
 
-    /// The annotation that stands for a field of upstream's internal form. Tables and metadata alone are made of that
-    /// form, and leave the annotation out.
-    fn hidden_annotation(&self) -> Option<&'static str> {
-        None
+    /// The annotations that stand for fields of upstream's internal form. Tables and metadata alone are made of that
+    /// form, and leave the annotations out.
+    fn hidden_annotations(&self) -> &'static [&'static str] {
+        &[]
     }
 
     /// The refusal of a field selector that names an unknown field of a kind that lists its fields.
@@ -433,6 +472,16 @@ pub trait Strategy: Send + Sync + 'static {
     /// background.
     fn orphans_by_default(&self) -> bool {
         false
+    }
+
+    /// Returns false if the kind's `status` is not shown as a table.
+    fn status_has_table(&self) -> bool {
+        true
+    }
+
+    /// Returns false if objects of the kind own nothing: a policy for dependents has no effect.
+    fn has_dependents(&self) -> bool {
+        true
     }
 
     /// The warning for a delete that sets no policy for dependents.
@@ -509,11 +558,13 @@ pub const DEFAULT_COLUMNS: &[Column] =
 pub const NAMED: &str = "Name must be unique within a namespace. Is required when creating resources, although some resources may allow a client to request the generation of an appropriate name automatically. Name is primarily intended for creation idempotence and configuration definition. Cannot be updated. More info: https://kubernetes.io/docs/concepts/overview/working-with-objects/names#names";
 pub const CREATED: &str = "CreationTimestamp is a timestamp representing the server time when this object was created. It is not guaranteed to be set in happens-before order across separate operations. Clients may not set this value. It is represented in RFC3339 form and is in UTC.\n\nPopulated by the system. Read-only. Null for lists. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#metadata";
 
-/// Everything of `new` but `status` and `metadata.managedFields` becomes that of `old`.
+/// Fields of the metadata that a write of the status leaves as they were sent: a change of the second and third is refused.
+const SENT_WITH_STATUS: [&str; 4] = ["managedFields", "uid", "deletionGracePeriodSeconds", "resourceVersion"];
+
+/// Everything of `new` but `status` and some metadata becomes that of `old`.
 pub fn keep_all_but_status(new: &mut Value, old: &Value) {
     let status = new.get("status").cloned();
-    let managed = new.pointer("/metadata/managedFields").cloned();
-    let version = new.pointer("/metadata/resourceVersion").cloned();
+    let sent = SENT_WITH_STATUS.map(|key| (key, new["metadata"].get(key).cloned()));
     *new = old.clone();
     if let Some(map) = new.as_object_mut() {
         match status {
@@ -522,7 +573,7 @@ pub fn keep_all_but_status(new: &mut Value, old: &Value) {
         };
     }
     let metadata = crate::meta::metadata_mut(new);
-    for (key, value) in [("managedFields", managed), ("resourceVersion", version)] {
+    for (key, value) in sent {
         match value {
             Some(value) => metadata.insert(key, value),
             None => metadata.remove(key),

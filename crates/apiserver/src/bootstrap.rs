@@ -250,6 +250,17 @@ fn options() -> WriteOptions {
     WriteOptions { field_manager: "kube-apiserver".into(), ..WriteOptions::default() }
 }
 
+/// The options for objects of a group. As upstream: a part of the server with a name of its own makes flow control.
+fn options_of(group: &str) -> WriteOptions {
+    match group {
+        "flowcontrol.apiserver.k8s.io" => WriteOptions {
+            field_manager: "api-priority-and-fairness-config-producer-v1".into(),
+            ..WriteOptions::default()
+        },
+        _ => options(),
+    }
+}
+
 /// Creates the object unless there is one of its name.
 pub(crate) async fn ensure(
     server: &ApiServer,
@@ -265,7 +276,7 @@ pub(crate) async fn ensure(
         return Ok(());
     }
     let user = User::new(SELF, ["system:masters"]);
-    let options = options();
+    let options = options_of(group);
     let write = Write { resource, namespace, requested: "", user: &user, options: &options, copied: false };
     match server.registry.create(&write, object).await {
         Err(status) if status.reason == "AlreadyExists" => Ok(()),

@@ -11,6 +11,7 @@ use crate::registry::Write;
 use crate::registry::metadata::check_name;
 use crate::request::{Target, Verb};
 use crate::server::ApiServer;
+use crate::traffic::Account;
 use ::http::{HeaderValue, header, request::Parts};
 use bytes::Bytes;
 use ferrite_api::codec::{DecodeError, Decoded, json, protobuf, yaml};
@@ -18,10 +19,20 @@ use ferrite_api::resource::Resource;
 use ferrite_api::schema::{self, TypeRef};
 use ferrite_api::{Gvk, Status, meta};
 use ferrite_json::Value;
+use futures_util::FutureExt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Upstream's limit for bodies of writes.
 pub(crate) const BODY_LIMIT: usize = 3 << 20;
+
+/// The task of a request that waits for its body, without the head.
+const TASK: usize = 4 << 10;
+
+/// Memory of a request that waits for its body.
+fn head_size(parts: &Parts) -> usize {
+    let headers = parts.headers.iter().map(|(name, value)| name.as_str().len() + value.len());
+    TASK + parts.uri.path().len() + parts.uri.query().map_or(0, str::len) + headers.sum::<usize>()
+}
 
 pub(crate) struct Call {
     pub server: Arc<ApiServer>,
@@ -78,7 +89,8 @@ impl Call {
             _ => "CreateOptions",
         };
         let applies = self.verb == Verb::Patch && crate::patch::is_apply(self.header(header::CONTENT_TYPE));
-        let options = WriteOptions::parse(&self.query, self.header(header::USER_AGENT), kind, applies)?;
+        let agent = self.parts.headers.get(header::USER_AGENT).map(|v| String::from_utf8_lossy(v.as_bytes()));
+        let options = WriteOptions::parse(&self.query, &agent.unwrap_or_default(), kind, applies)?;
         Ok(WriteOptions { warnings: self.admission.clone(), ..options })
     }
 
@@ -109,16 +121,31 @@ impl Call {
         let body = self.body.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         match body {
             Some(body) => {
+                let too_many = || Status::too_many_requests("Too many requests, please try again later.");
+                let account = self.parts.extensions.get::<Account>();
+                let mut held = match account.map(|account| account.take(head_size(&self.parts))) {
+                    Some(None) => return Err(too_many()),
+                    held => held.flatten(),
+                };
+                let may_take = |bytes| held.as_mut().is_none_or(|held| held.grow(bytes));
+                let mut reading = std::pin::pin!(http::read(body, BODY_LIMIT, may_take));
+                // The usual case: the body is here already.
+                if let Some(bytes) = (&mut reading).now_or_never() {
+                    return bytes;
+                }
                 // Others are served while this client takes its time.
                 let waiting = self.server.in_flight.wait_for_body(self.verb);
                 if let Some(seat) = &self.seat {
                     seat.step_aside();
                 }
-                let bytes = http::read(body, BODY_LIMIT).await?;
-                let seated = self.seat.as_ref().is_none_or(|seat| seat.step_in());
+                let bytes = reading.await?;
+                let seated = match &self.seat {
+                    Some(seat) => seat.step_in(self.server.config.serving.request_timeout / 4).await,
+                    None => true,
+                };
                 match seated && waiting.is_none_or(|waiting| waiting.may_continue(self.user.is_master())) {
                     true => Ok(bytes),
-                    false => Err(Status::too_many_requests("Too many requests, please try again later.")),
+                    false => Err(too_many()),
                 }
             }
             None => Ok(Bytes::new()),
@@ -129,7 +156,12 @@ impl Call {
     pub async fn read_object(&mut self, validation: FieldValidation) -> Result<Value, Status> {
         let expected = self.resource.gvk();
         if self.resource.custom.is_none() {
-            return self.read_as(&expected, validation).await;
+            let object = self.read_as(&expected, validation).await?;
+            let given = Given(expected);
+            return match self.resource.strategy.conversion_problem(&object) {
+                Some(why) => Err(given.refuse(&given.0, &why)),
+                None => Ok(object),
+            };
         }
         let bytes = self.read_body().await?;
         let format = negotiate::content_type(self.header(header::CONTENT_TYPE))?;

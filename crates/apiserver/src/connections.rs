@@ -3,7 +3,8 @@
 //! A connection costs a descriptor and memory from the moment it is accepted, long before its user is
 //! known. So that strangers cannot lock out everybody else, a new connection always gets in: it takes the
 //! place of the oldest connection without an authenticated user. A connection with one is kept, up to a
-//! share for each user.
+//! share for each user. When every place belongs to a user, the one with the most connections loses its oldest: several
+//! users of one person lock nobody out either.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -50,7 +51,8 @@ struct Table {
     next: u64,
     /// By age.
     strangers: BTreeMap<u64, CancellationToken>,
-    users: HashMap<Arc<str>, usize>,
+    /// By age.
+    users: HashMap<Arc<str>, BTreeMap<u64, CancellationToken>>,
     /// All that belong to somebody.
     known: usize,
 }
@@ -59,6 +61,30 @@ impl Table {
     fn evict_oldest(&mut self) -> bool {
         let oldest = self.strangers.pop_first();
         oldest.inspect(|(_, evicted)| evicted.cancel()).is_some()
+    }
+
+    /// Evicts the oldest connection of the user that has most.
+    fn evict_of_largest(&mut self) {
+        let largest = self.users.iter().max_by_key(|(_, held)| held.len());
+        let Some((user, id)) =
+            largest.and_then(|(user, held)| Some((Arc::clone(user), *held.keys().next()?)))
+        else {
+            return;
+        };
+        if let Some(evicted) = self.leave(&user, id) {
+            evicted.cancel();
+        }
+    }
+
+    /// Takes a connection from its user.
+    fn leave(&mut self, user: &Arc<str>, id: u64) -> Option<CancellationToken> {
+        let held = self.users.get_mut(user)?;
+        let token = held.remove(&id)?;
+        if held.is_empty() {
+            self.users.remove(user);
+        }
+        self.known -= 1;
+        Some(token)
     }
 }
 
@@ -80,18 +106,18 @@ impl Connections {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A place for a new connection. None when every place belongs to a user.
-    pub fn admit(self: &Arc<Self>) -> Option<Slot> {
+    /// A place for a new connection.
+    pub fn admit(self: &Arc<Self>) -> Slot {
         let mut table = self.table();
         let full = table.strangers.len() >= self.limits.strangers
             || table.strangers.len() + table.known >= self.limits.total;
         if full && !table.evict_oldest() {
-            return None;
+            table.evict_of_largest();
         }
         table.next += 1;
         let (id, evicted) = (table.next, CancellationToken::new());
         table.strangers.insert(id, evicted.clone());
-        Some(Slot { connections: Arc::clone(self), id, evicted, user: Mutex::default() })
+        Slot { connections: Arc::clone(self), id, evicted, user: Mutex::default() }
     }
 }
 
@@ -108,13 +134,14 @@ impl Slot {
             return;
         }
         let mut table = self.connections.table();
-        let held = table.users.get(user).copied().unwrap_or(0);
-        if held >= self.connections.limits.each_user || table.strangers.remove(&self.id).is_none() {
+        let held = table.users.get(user).map_or(0, BTreeMap::len);
+        if held >= self.connections.limits.each_user {
             return;
         }
+        let Some(token) = table.strangers.remove(&self.id) else { return };
         let user: Arc<str> = user.into();
         table.known += 1;
-        table.users.insert(Arc::clone(&user), held + 1);
+        table.users.entry(Arc::clone(&user)).or_default().insert(self.id, token);
         *own = Some(user);
     }
 }
@@ -124,13 +151,8 @@ impl Drop for Slot {
         let own = self.user.lock().unwrap_or_else(PoisonError::into_inner).take();
         let mut table = self.connections.table();
         table.strangers.remove(&self.id);
-        let Some(user) = own else { return };
-        table.known -= 1;
-        if let Some(held) = table.users.get_mut(&user) {
-            *held -= 1;
-            if *held == 0 {
-                table.users.remove(&user);
-            }
+        if let Some(user) = own {
+            table.leave(&user, self.id);
         }
     }
 }
@@ -150,30 +172,37 @@ mod tests {
     #[test]
     fn a_newcomer_takes_the_place_of_the_oldest_stranger() {
         let connections = connections();
-        let slots: Vec<Slot> = (0..5).map(|_| connections.admit().unwrap()).collect();
+        let slots: Vec<Slot> = (0..5).map(|_| connections.admit()).collect();
         assert_eq!(slots.iter().map(is_gone).collect::<Vec<_>>(), [true, true, false, false, false]);
     }
 
     #[test]
     fn who_is_known_stays() {
         let connections = connections();
-        let known = connections.admit().unwrap();
+        let known = connections.admit();
         known.belongs_to("a");
-        let strangers: Vec<Slot> = (0..5).map(|_| connections.admit().unwrap()).collect();
+        let strangers: Vec<Slot> = (0..5).map(|_| connections.admit()).collect();
         assert!(!is_gone(&known));
         assert_eq!(strangers.iter().filter(|slot| !is_gone(slot)).count(), 3);
         drop(strangers);
         let others: Vec<Slot> = ["a", "b", "b"]
             .iter()
             .map(|user| {
-                let slot = connections.admit().unwrap();
+                let slot = connections.admit();
                 slot.belongs_to(user);
                 slot
             })
             .collect();
-        assert!(connections.admit().is_none(), "every place belongs to a user");
-        drop(others);
-        assert!(connections.admit().is_some());
+        // Every place belongs to a user. A newcomer gets in at the cost of one that has most.
+        let newcomer = connections.admit();
+        assert!(!is_gone(&newcomer));
+        let gone: Vec<bool> = [&known].into_iter().chain(&others).map(is_gone).collect();
+        assert_eq!(gone.iter().filter(|gone| **gone).count(), 1, "{gone:?}");
+        newcomer.belongs_to("c");
+        let another = connections.admit();
+        assert!(!is_gone(&newcomer) && !is_gone(&another), "c has fewer than the others");
+        drop((known, others, newcomer, another));
+        assert_eq!(connections.table().known, 0);
     }
 
     #[test]
@@ -181,12 +210,12 @@ mod tests {
         let connections = connections();
         let greedy: Vec<Slot> = (0..10)
             .map(|_| {
-                let slot = connections.admit().unwrap();
+                let slot = connections.admit();
                 slot.belongs_to("greedy");
                 slot
             })
             .collect();
-        let other = connections.admit().unwrap();
+        let other = connections.admit();
         other.belongs_to("other");
         assert!(!is_gone(&other));
         assert_eq!(greedy.iter().filter(|slot| !is_gone(slot)).count(), 3);

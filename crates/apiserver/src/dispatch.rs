@@ -158,7 +158,12 @@ pub(crate) async fn handle(
 /// and other requests whose objects are not stored have no columns.
 fn has_table(resource: &Resource, part: Option<&str>) -> bool {
     let asks = matches!(resource.hooks.connect, Some(Connect::Review | Connect::Binding));
-    !asks && !matches!(part, Some("eviction" | "binding" | "token" | "log"))
+    match part {
+        Some("eviction" | "binding" | "token" | "log") => false,
+        Some("approval" | "ephemeralcontainers" | "finalize" | "resize") => false,
+        Some("status") => resource.strategy.status_has_table(),
+        _ => !asks,
+    }
 }
 
 /// Refuses names that no object can have because no path can name them.

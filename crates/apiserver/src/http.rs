@@ -1,5 +1,6 @@
 //! Bodies and answers.
 
+use crate::traffic::Held;
 use bytes::{Bytes, BytesMut};
 use ferrite_api::Status;
 use ferrite_json::Value;
@@ -39,6 +40,8 @@ pub(crate) fn text(code: u16, text: impl Into<String>) -> Response {
 /// A message of a [`pipe`].
 pub(crate) enum Piece {
     Data(Bytes),
+    /// Data that counts as somebody's until it has been sent.
+    Counted(Bytes, Held),
     /// Nothing is missing.
     End,
 }
@@ -49,11 +52,13 @@ pub(crate) enum Piece {
 /// `endless`: the client must see that the body is incomplete.
 pub(crate) fn pipe(waiting: usize, at_least: u64, endless: bool) -> (mpsc::Sender<Piece>, Body) {
     let (sender, pieces) = mpsc::channel(waiting);
-    (sender, Pipe { pieces, at_least, complete: endless }.boxed_unsync())
+    (sender, Pipe { pieces, counted: None, at_least, complete: endless }.boxed_unsync())
 }
 
 struct Pipe {
     pieces: mpsc::Receiver<Piece>,
+    /// Counts the last piece. It has been sent when the next one is asked for.
+    counted: Option<Held>,
     at_least: u64,
     complete: bool,
 }
@@ -70,9 +75,14 @@ impl http_body::Body for Pipe {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        self.counted = None;
         loop {
             match std::task::ready!(self.pieces.poll_recv(cx)) {
                 Some(Piece::Data(bytes)) => return Poll::Ready(Some(Ok(Frame::data(bytes)))),
+                Some(Piece::Counted(bytes, held)) => {
+                    self.counted = Some(held);
+                    return Poll::Ready(Some(Ok(Frame::data(bytes))));
+                }
                 Some(Piece::End) => self.complete = true,
                 None if self.complete => return Poll::Ready(None),
                 None => {
@@ -92,15 +102,15 @@ impl http_body::Body for Pipe {
 
 /// A body that drops `held` when it is over.
 pub(crate) fn held<T: Send + Unpin + 'static>(body: Body, held: T) -> Body {
-    Held { body, _held: held }.boxed_unsync()
+    Holding { body, _held: held }.boxed_unsync()
 }
 
-struct Held<T> {
+struct Holding<T> {
     body: Body,
     _held: T,
 }
 
-impl<T: Unpin> http_body::Body for Held<T> {
+impl<T: Unpin> http_body::Body for Holding<T> {
     type Data = Bytes;
     type Error = BoxError;
 
@@ -133,8 +143,12 @@ async fn drain(mut body: Body, mut left: usize) {
     }
 }
 
-/// Reads a body whole, refusing it as soon as it is longer than `limit`.
-pub(crate) async fn read(mut body: Body, limit: usize) -> Result<Bytes, Status> {
+/// Reads a body whole, refusing it as soon as it is longer than `limit`, or when no more bytes may be taken.
+pub(crate) async fn read(
+    mut body: Body,
+    limit: usize,
+    mut may_take: impl FnMut(usize) -> bool,
+) -> Result<Bytes, Status> {
     let mut collected = BytesMut::new();
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|e| Status::bad_request(format!("cannot read the request: {e}")))?;
@@ -142,6 +156,9 @@ pub(crate) async fn read(mut body: Body, limit: usize) -> Result<Bytes, Status> 
         if collected.len() + data.len() > limit {
             drain(body, DRAINED - limit.min(DRAINED)).await;
             return Err(Status::too_large(limit));
+        }
+        if !may_take(data.len()) {
+            return Err(Status::too_many_requests("Too many requests, please try again later."));
         }
         collected.extend_from_slice(&data);
     }

@@ -44,6 +44,7 @@ mod reviews;
 mod serve;
 mod server;
 mod subresource;
+mod traffic;
 pub mod tunnel;
 mod verbs;
 mod version;

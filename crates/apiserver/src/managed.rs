@@ -140,6 +140,26 @@ pub(crate) fn check(resource: &Resource, applied: &Value) -> Result<(), Status> 
     checked.map_err(|e| refusal(&e, resource, meta::name(applied)))
 }
 
+/// Checks that the values of an applied configuration can be read: amounts, times, bytes. The schema does not know these.
+pub(crate) fn check_values(resource: &Resource, applied: &Value) -> Result<(), Status> {
+    let Some(type_) = resource.schema else { return Ok(()) };
+    ferrite_api::codec::json::conform(type_, applied).map(|_| ()).map_err(|error| {
+        let version = resource.api_version();
+        let version = if version.contains('/') { version } else { format!("/{version}") };
+        let (namespace, name) = (meta::str(applied, "namespace"), meta::name(applied));
+        let kind = format!("{version}, Kind={}", resource.kind);
+        let why = error.unstructured();
+        Status::new(
+            500,
+            "",
+            format!(
+                "failed to convert new object ({namespace}/{name}; {kind}) to proper version: unable to convert \
+                 unstructured object to {kind}: {why}"
+            ),
+        )
+    })
+}
+
 fn refusal(error: &ApplyError, resource: &Resource, name: &str) -> Status {
     match error {
         ApplyError::Conflicts(conflicts) => {
@@ -164,5 +184,26 @@ fn refusal(error: &ApplyError, resource: &Resource, name: &str) -> Status {
             tracing::debug!(resource = %resource.plural, name, error = %other, "apply failed");
             Status::new(500, "", other.to_string())
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ferrite_json::json;
+
+    #[test]
+    fn values_that_cannot_be_read_are_refused_in_upstreams_words() {
+        let resources = ferrite_api::kinds::built_in();
+        let secrets = resources.iter().find(|resource| resource.plural == "secrets").expect("known");
+        let secret = |data: Value| json!({"metadata": {"name": "s"}, "data": data});
+        assert!(check_values(secrets, &secret(json!({"a": "YQ=="}))).is_ok());
+        let refused = check_values(secrets, &secret(json!({"a": "!!"}))).expect_err("no base64");
+        assert_eq!(refused.code, 500);
+        assert_eq!(
+            refused.message,
+            "failed to convert new object (/s; /v1, Kind=Secret) to proper version: unable to convert unstructured \
+             object to /v1, Kind=Secret: error decoding from json: illegal base64 data at input byte 0"
+        );
     }
 }

@@ -13,7 +13,9 @@ pub(crate) struct Query(Vec<(String, String)>);
 
 impl Query {
     pub fn parse(query: Option<&str>) -> Self {
-        Self(form_urlencoded::parse(query.unwrap_or_default().as_bytes()).into_owned().collect())
+        // As Go: a pair that cannot be decoded is left out.
+        let pairs = query.unwrap_or_default().split('&').filter(|pair| !pair.contains(';') && decodes(pair));
+        Self(pairs.flat_map(|pair| form_urlencoded::parse(pair.as_bytes()).into_owned()).collect())
     }
 
     /// The first value, as upstream takes it.
@@ -216,11 +218,7 @@ impl WriteOptions {
             }
         };
         invalid(kind, &errors)?;
-        let field_manager = if manager.is_empty() {
-            user_agent.split('/').next().unwrap_or_default().chars().take(MAX_MANAGER).collect()
-        } else {
-            manager.to_owned()
-        };
+        let field_manager = if manager.is_empty() { manager_of(user_agent) } else { manager.to_owned() };
         Ok(Self {
             dry_run,
             field_manager,
@@ -233,6 +231,26 @@ impl WriteOptions {
             delete: None,
         })
     }
+}
+
+/// True if every percent sign begins a byte.
+fn decodes(text: &str) -> bool {
+    let is_hex = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_hexdigit);
+    let bytes = text.as_bytes();
+    let signs = bytes.iter().enumerate().filter(|(_, byte)| **byte == b'%');
+    signs.into_iter().all(|(at, _)| is_hex(bytes.get(at + 1)) && is_hex(bytes.get(at + 2)))
+}
+
+/// The manager of a client that names none: the printable part of its user agent before the version, or `unknown`.
+fn manager_of(user_agent: &str) -> String {
+    let mut manager = String::new();
+    for c in user_agent.split('/').next().unwrap_or_default().chars().filter(|c| !c.is_control()) {
+        if manager.len() + c.len_utf8() > MAX_MANAGER {
+            break;
+        }
+        manager.push(c);
+    }
+    if manager.is_empty() { "unknown".to_owned() } else { manager }
 }
 
 impl WriteOptions {
@@ -527,6 +545,32 @@ impl DeleteOptions {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_client_without_a_manager_is_named_by_its_agent() {
+        let long = "a".repeat(200);
+        for (agent, manager) in [
+            ("kubectl/v1.36 (linux) x", "kubectl"),
+            ("plain", "plain"),
+            ("", "unknown"),
+            ("/v1", "unknown"),
+            ("a\u{7}b/1", "ab"),
+            ("\u{fffd}n", "\u{fffd}n"),
+            (long.as_str(), &long[..128]),
+        ] {
+            assert_eq!(manager_of(agent), manager, "{agent:?}");
+        }
+    }
+
+    #[test]
+    fn pairs_of_a_query_that_cannot_be_decoded_are_left_out() {
+        let query = Query::parse(Some("a=%zz&b=1&c=%2&d=2;e=3&f=%41+x"));
+        assert_eq!(query.get("a"), None);
+        assert_eq!(query.get("b"), Some("1"));
+        assert_eq!(query.get("c"), None);
+        assert_eq!(query.get("d"), None);
+        assert_eq!(query.get("f"), Some("A x"));
+    }
 
     #[test]
     fn numbers_are_refused_in_gos_words() {

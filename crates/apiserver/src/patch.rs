@@ -1,6 +1,6 @@
 //! Patch: JSON, merge, strategic merge and apply.
 
-mod render;
+pub(crate) mod render;
 
 use crate::call::Call;
 use crate::encode;
@@ -44,6 +44,17 @@ fn patch_status(error: patch::PatchError) -> Status {
 fn refuse_custom(patched: &Value, why: String) -> Status {
     let error = FieldError::invalid(&Path::new("patch"), patched.to_string(), why);
     Status::invalid("", "", "", &[error])
+}
+
+/// A version or a kind that is no text: upstream reads both before the object.
+fn type_meta_problem(patched: &Value) -> Option<String> {
+    ["apiVersion", "kind"].into_iter().find_map(|key| {
+        let value = patched.get(key).filter(|value| !value.is_null() && !value.is_string())?;
+        Some(format!(
+            "couldn't get version/kind; json parse error: json: cannot unmarshal {} into Go struct field .{key} of type string",
+            patch::json_name(value)
+        ))
+    })
 }
 
 fn is_unversioned(object: &Value) -> bool {
@@ -109,6 +120,11 @@ impl Kind {
         let refused = |why: String| self.refused(type_, &patched, document, why);
         // A strategic patch is merged into an object that already has its type, whatever the patch calls it.
         if self != Self::Strategic
+            && let Some(why) = type_meta_problem(&patched)
+        {
+            return Err(refused(why));
+        }
+        if self != Self::Strategic
             && let Some(why) = crate::call::kind_problem(&patched, gvk)
         {
             return Err(refused(why));
@@ -168,8 +184,11 @@ impl Kind {
     fn refused(self, type_: TypeRef, patched: &Value, document: &Value, why: String) -> Status {
         let quoted = match self {
             Self::Strategic => patch::go_format(document),
-            Self::Merge => render::object(type_, patched, document),
-            _ => render::object(type_, patched, &render::touched(document)),
+            Self::Merge => render::object(type_, patched, document, &render::Moved::new()),
+            _ => {
+                let moved = render::moved(type_, document);
+                render::object(type_, patched, &render::touched(document), &moved)
+            }
         };
         let error = FieldError::invalid(&Path::new("patch"), quoted, why);
         Status::invalid("", "", "", &[error])
@@ -220,10 +239,6 @@ async fn plain(
                     refuse_custom(&patched, why)
                 }
             });
-        }
-        let errors = call.resource.strategy.validate_patch(&decoded.value);
-        if !errors.is_empty() {
-            return Err(crate::registry::metadata::invalid(&call.resource, call.name(), &errors));
         }
         *found.lock().unwrap_or_else(PoisonError::into_inner) =
             decoded.warnings().map(str::to_owned).collect();
@@ -391,6 +406,7 @@ async fn apply(
     }
     // As upstream: a mismatch with the schema is refused before the check for unknown fields.
     crate::managed::check(&call.resource, &applied)?;
+    crate::managed::check_values(&call.resource, &applied)?;
     let decoded = match call.resource.custom {
         None => crate::call::decode_yaml(&document, body, &gvk)?,
         Some(_) => {
@@ -437,5 +453,32 @@ async fn apply(
             registry.create_applied(&call.write(options), new).await.map(|created| (201, created))
         }
         other => other.map(|result| (200, result)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_version_or_a_kind_that_is_no_text_is_refused_before_the_object() {
+        for (patched, expected) in [
+            (json!({"apiVersion": "v1", "kind": "ConfigMap"}), None),
+            (json!({"apiVersion": null, "kind": "ConfigMap"}), None),
+            (
+                json!({"apiVersion": [], "kind": 1}),
+                Some("array into Go struct field .apiVersion of type string"),
+            ),
+            (
+                json!({"apiVersion": "v1", "kind": {}}),
+                Some("object into Go struct field .kind of type string"),
+            ),
+        ] {
+            let found = type_meta_problem(&patched);
+            match expected {
+                None => assert_eq!(found, None, "{patched}"),
+                Some(end) => assert!(found.is_some_and(|found| found.ends_with(end)), "{patched}"),
+            }
+        }
     }
 }

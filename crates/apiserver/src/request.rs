@@ -71,7 +71,7 @@ impl Route {
                 let (named, everywhere) =
                     (target.name.is_some(), target.namespace.is_none() && is_namespaced);
                 method != Method::HEAD
-                    && (!target.watch_prefix || verb == Some(Verb::Watch))
+                    && (!target.watch_prefix || method == Method::GET)
                     && match verb {
                         Some(Verb::Get | Verb::List | Verb::Watch) => true,
                         Some(Verb::Update | Verb::Patch | Verb::Delete) => named,
@@ -287,6 +287,14 @@ mod tests {
         match route(path) {
             Route::Resource(target) => target,
             other => panic!("{path}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_path_below_watch_is_only_read() {
+        let route = route("/api/v1/watch/namespaces/x/pods");
+        for (method, taken) in [(Method::GET, true), (Method::POST, false), (Method::DELETE, false)] {
+            assert_eq!(route.takes(&method, Some(Verb::Watch), true), taken, "{method}");
         }
     }
 

@@ -9,7 +9,7 @@ use crate::registry::metadata;
 use crate::subresource::token::Rejected;
 use ferrite_api::field::{FieldError, Path};
 use ferrite_api::selector::{FieldSelector, FieldTerm, LabelSelector, Requirement};
-use ferrite_api::{Status, meta};
+use ferrite_api::{Status, meta, schema};
 use ferrite_json::{Map, Value, json};
 use jiff::Timestamp;
 use std::collections::BTreeMap;
@@ -66,7 +66,16 @@ pub(crate) async fn answer(
             if review.pointer("/spec/token").and_then(Value::as_str).unwrap_or_default().is_empty() {
                 return Err(Status::bad_request("token is required for TokenReview in authentication"));
             }
-            review["status"] = token_status(call, &review).await;
+            let mut status = token_status(call, &review).await;
+            if status["authenticated"] != true {
+                // As upstream: a user that the client wrote itself stays if the token is nobody's.
+                for key in ["user", "audiences"] {
+                    if let Some(given) = review["status"].get(key).filter(|given| !given.is_null()) {
+                        status[key] = given.clone();
+                    }
+                }
+            }
+            review["status"] = status;
         }
         "selfsubjectrulesreviews" => {
             if review["spec"]["namespace"].as_str().unwrap_or_default().is_empty() {
@@ -118,7 +127,13 @@ fn refuse_metadata(review: &Value, namespaced: bool) -> Option<FieldError> {
     };
     let given = metadata.iter().any(|(key, value)| !owned(key) && !empty(value));
     let why = if namespaced { "must be empty except for namespace" } else { "must be empty" };
-    given.then(|| FieldError::invalid(&Path::new("metadata"), review["metadata"].clone(), why))
+    given.then(|| {
+        let error = FieldError::invalid(&Path::new("metadata"), review["metadata"].clone(), why);
+        match schema::named("meta.v1.ObjectMeta") {
+            Some(type_) => error.rendered_as(crate::patch::render::declared(type_, &review["metadata"])),
+            None => error,
+        }
+    })
 }
 
 fn user_info(user: &User) -> Value {

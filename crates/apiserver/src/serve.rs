@@ -61,10 +61,7 @@ impl ApiServer {
             };
             match accepted {
                 Ok((stream, peer)) => {
-                    let Some(slot) = connections.admit().map(Arc::new) else {
-                        tracing::debug!(%peer, "too many connections: a new one is not taken");
-                        continue;
-                    };
+                    let slot = Arc::new(connections.admit());
                     let (server, tls) = (Arc::clone(&self), tls.clone());
                     self.spawn(async move {
                         let evicted = slot.evicted();

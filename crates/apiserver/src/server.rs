@@ -11,7 +11,7 @@ use crate::certificates::ActiveCertificates;
 use crate::components::{Component, Hosted};
 use crate::connections::ConnectionLimits;
 use crate::endpoints::{self, EndpointReconciler};
-use crate::filters::{self, CorsOrigins, InFlight, InProcess, MemoryReclaimer, TransportSecurity};
+use crate::filters::{self, CorsOrigins, InFlight, InProcess, TransportSecurity};
 use crate::flowcontrol::{self, FlowControl};
 use crate::health::HealthCheck;
 use crate::http::{self, Body, BoxError, Response};
@@ -19,6 +19,7 @@ use crate::metrics::Metrics;
 use crate::negotiate::Representation;
 use crate::outbound::Outbound;
 use crate::registry::{Registry, ResourceMap, ServiceAllocator};
+use crate::traffic::Traffic;
 use crate::tunnel::Tunnels;
 use crate::{bootstrap, encode, identity_lease, openapi, subresource};
 use ::http::{HeaderValue, Request, header};
@@ -104,6 +105,9 @@ pub struct Config {
     /// Addresses of Services: one range, or one of each family. The first is of the primary family.
     pub service_ranges: Vec<Cidr>,
     pub node_ports: RangeInclusive<u16>,
+    /// Addresses of pods: one range, or one of each family. Without them, pods are reached by routes and not through the
+    /// tunnels of agents.
+    pub pod_ranges: Vec<Cidr>,
     /// The server's client certificate for kubelets. Without it, logs and exec are refused.
     pub kubelet_client: Option<Arc<rustls::ClientConfig>>,
     /// Versions and resources turned on or off, as upstream's `--runtime-config`: `api/all`, `apps/v1`,
@@ -178,6 +182,7 @@ impl Config {
         Self {
             advertise,
             service_ranges: vec![Cidr { address: Ipv4Addr::new(10, 0, 0, 0).into(), bits: 16 }],
+            pod_ranges: Vec::new(),
             node_ports: 30000..=32767,
             kubelet_client: None,
             runtime_config: BTreeMap::new(),
@@ -267,9 +272,9 @@ pub struct ApiServer {
     pub(crate) metrics: Metrics,
     pub(crate) hosted: Hosted,
     pub(crate) in_flight: Arc<InFlight>,
+    pub(crate) traffic: Arc<Traffic>,
     /// None if all requests are served alike.
     pub(crate) flow_control: Option<Arc<FlowControl>>,
-    pub(crate) memory: MemoryReclaimer,
     pub(crate) audit: Option<Arc<Auditor>>,
     pub(crate) started: Timestamp,
     ready: AtomicBool,
@@ -280,8 +285,8 @@ pub struct ApiServer {
     tasks: TaskTracker,
     /// Calls to webhooks and other servers.
     pub(crate) outbound: Arc<Outbound>,
-    /// Ways to kubelets that agents have opened.
-    pub(crate) tunnels: Tunnels,
+    /// Ways to kubelets and pods that agents have opened.
+    pub(crate) tunnels: Arc<Tunnels>,
 }
 
 impl ApiServer {
@@ -296,7 +301,8 @@ impl ApiServer {
         let table = Arc::new(ResourceMap::new(served));
         let ranges = config.service_ranges.iter().map(|range| range.masked()).collect();
         let allocator = ServiceAllocator::new(ranges, config.node_ports.clone());
-        let outbound = Arc::<Outbound>::default();
+        let tunnels = Arc::new(Tunnels::new(config.pod_ranges.iter().map(|range| range.masked()).collect()));
+        let outbound = Arc::new(Outbound::new(Arc::clone(&tunnels)));
         let image_policy = admission::open_image_policy(&config.admission).await.map_err(|error| {
             Status::internal(format!("admission plugin ImagePolicyWebhook cannot be turned on: {error}"))
         })?;
@@ -336,10 +342,10 @@ impl ApiServer {
             jwt: JwtAuthenticator::new(&config.jwt),
             token_webhook: config.token_webhook.as_ref().map(TokenWebhookAuthenticator::new),
             certificates: RwLock::new(Arc::new(certificates)),
-            memory: MemoryReclaimer::default(),
             audit,
             hosted: Hosted::default(),
             metrics: Metrics::default(),
+            traffic: Arc::new(Traffic::new(config.serving.connections)),
             in_flight: match flow_control {
                 Some(_) => InFlight::new(0, 0),
                 None => InFlight::new(reading, mutating),
@@ -356,7 +362,7 @@ impl ApiServer {
             abort: CancellationToken::new(),
             tasks: TaskTracker::new(),
             outbound,
-            tunnels: Tunnels::default(),
+            tunnels,
         });
         bootstrap::run(&server).await?;
         if fresh {

@@ -77,6 +77,8 @@ async fn dispatch(call: &mut Call) -> Result<Response, Status> {
     }
     if let Some(warning) = call.resource.hooks.deprecation
         && (call.target.subresource.is_some() || call.resource.verbs.contains(&call.verb.as_str()))
+        // A named object is not created: upstream has no route for that.
+        && (call.target.subresource.is_some() || call.verb != Verb::Create || call.target.name.is_none())
     {
         call.warnings.push(warning.to_owned());
         let part = call.target.subresource.as_deref().unwrap_or_default();
@@ -128,11 +130,11 @@ async fn list(call: &Call) -> Result<Response, Status> {
     let namespace = call.target.within();
     let page = call.server.registry.list(&call.resource, namespace, selectors, &options).await?;
     let include = call.include_object()?;
-    if !Pieces::exist(call.representation) {
+    let Some(representation) = Pieces::representation(&page, call.representation).await? else {
         return encode::list(&call.resource, page, call.representation, include);
-    }
-    let mut pieces = Pieces::new(&call.resource, page, call.representation, include).await?;
-    let content_type = call.representation.format.media_type();
+    };
+    let mut pieces = Pieces::new(&call.resource, page, representation, include).await?;
+    let content_type = representation.format.media_type();
     let first = pieces.next().transpose()?.unwrap_or_default();
     if pieces.is_done() {
         return Ok(crate::http::answer(200, content_type, first));

@@ -5,6 +5,7 @@ use crate::encode::WatchEncoder;
 use crate::http::{self, Piece, Response};
 use crate::options::ListOptions;
 use crate::registry::{Selectors, WatchEvent, WatchStream};
+use crate::traffic::Account;
 use ::http::{HeaderValue, header};
 use bytes::Bytes;
 use ferrite_api::Status;
@@ -20,6 +21,8 @@ const BOOKMARK_INTERVAL: Duration = Duration::from_secs(60);
 const LAST_BOOKMARK: Duration = Duration::from_secs(2);
 /// Frames waiting for a slow client; a full channel stops the reading, and the history bounds the rest.
 const BUFFER: usize = 16;
+/// Pause of a watcher whose user has too much on the way.
+const CROWDED: Duration = Duration::from_millis(100);
 /// A client that takes nothing for so long is not there any more.
 const STALLED: Duration = Duration::from_secs(60);
 
@@ -56,7 +59,8 @@ pub(crate) fn answer(call: &mut Call) -> Result<Response, Status> {
     let ended = call.server.registry.tables.ended(&call.resource);
     let server = Arc::clone(&call.server);
     let (sender, body) = http::pipe(BUFFER, 0, true);
-    let mut watcher = Watcher { server, encoder, sender, deadline, bookmarks: options.bookmarks };
+    let account = call.parts.extensions.get().cloned();
+    let mut watcher = Watcher { server, encoder, sender, account, deadline, bookmarks: options.bookmarks };
     call.server.spawn(async move {
         match stream {
             Err(status) => {
@@ -92,6 +96,8 @@ struct Watcher {
     server: Arc<crate::server::ApiServer>,
     encoder: WatchEncoder,
     sender: Sender<Piece>,
+    /// Where frames that wait for the client count.
+    account: Option<Account>,
     deadline: Instant,
     bookmarks: bool,
 }
@@ -123,7 +129,7 @@ impl Watcher {
         }
     }
 
-    /// Sends an event. None if the client is gone.
+    /// Sends an event. None if the client is gone, or reads so little that too much waits for it.
     async fn send(&mut self, event: &WatchEvent) -> Option<()> {
         let frame: Bytes = match event {
             WatchEvent::Initial(entry) => self.encoder.initial(entry),
@@ -135,11 +141,36 @@ impl Watcher {
         }
         .ok()?;
         self.server.metrics.watch_event(&self.encoder, frame.len());
-        match self.sender.try_send(Piece::Data(frame)) {
+        let piece = match &self.account {
+            // A frame that other watchers have, too, costs nothing more.
+            Some(account) if frame.is_unique() => self.counted(account, frame).await?,
+            _ => Piece::Data(frame),
+        };
+        match self.sender.try_send(piece) {
             Ok(()) => Some(()),
             Err(TrySendError::Closed(_)) => None,
             Err(TrySendError::Full(frame)) => {
                 tokio::time::timeout(STALLED, self.sender.send(frame)).await.ok()?.ok()
+            }
+        }
+    }
+}
+
+impl Watcher {
+    /// Counts a frame, and waits for its user's other frames to be sent if there are too many. None if that takes too
+    /// long.
+    async fn counted(&self, account: &Account, frame: Bytes) -> Option<Piece> {
+        let limit = Instant::now() + STALLED;
+        loop {
+            if let Some(piece) = account.piece(frame.clone()) {
+                return Some(piece);
+            }
+            tokio::select! {
+                () = tokio::time::sleep(CROWDED) => {}
+                () = self.sender.closed() => return None,
+            }
+            if Instant::now() >= limit {
+                return None;
             }
         }
     }

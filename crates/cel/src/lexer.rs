@@ -97,8 +97,12 @@ impl Lexer<'_> {
         let Some(first) = self.peek(0) else { return Ok(Kind::End) };
         let (prefix, raw, bytes) = self.string_prefix();
         if let Some(quote @ ('"' | '\'')) = self.peek(prefix) {
-            self.string(prefix, quote, raw)?;
-            return Ok(if bytes { Kind::Bytes } else { Kind::String });
+            match self.string(prefix, quote, raw) {
+                Ok(()) => return Ok(if bytes { Kind::Bytes } else { Kind::String }),
+                Err(end) if prefix == 0 => return Err(end),
+                // Letters before a text without an end are a name.
+                Err(_) => {}
+            }
         }
         if first.is_ascii_digit() || first == '.' && self.peek(1).is_some_and(|c| c.is_ascii_digit()) {
             return Ok(self.number());
@@ -126,7 +130,10 @@ impl Lexer<'_> {
             }
             return Err(end);
         }
-        let symbol = SYMBOLS.iter().find(|symbol| self.starts_with(0, symbol)).ok_or(self.at + 1)?;
+        // The first half of a symbol is no token, and takes the character that is not its second half with it.
+        let half = matches!(first, '=' | '&' | '|');
+        let end = (self.at + 1 + usize::from(half)).min(self.text.len());
+        let symbol = SYMBOLS.iter().find(|symbol| self.starts_with(0, symbol)).ok_or(end)?;
         self.at += symbol.len();
         Ok(Kind::Symbol(symbol))
     }

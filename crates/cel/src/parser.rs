@@ -3,6 +3,8 @@
 //! Recursion is bounded as upstream bounds it: each rule of the grammar may be open [`MAX_DEPTH`] times, and so deep
 //! may operators and selections nest in the tree.
 
+mod recovery;
+
 use std::sync::Arc;
 
 use crate::ast::{Ast, Element, Entry, Expr, ExprKind, Field, Id, Literal};
@@ -10,6 +12,10 @@ use crate::lexer::{self, Kind, Token};
 use crate::literal;
 use crate::macros::{Expansion, Macros};
 use crate::source::{Issue, Location, Source};
+use recovery::{
+    EXPECTED_ARGUMENT, EXPECTED_ELEMENT, EXPECTED_ENTRY, EXPECTED_EXPRESSION, EXPECTED_FIELD, EXPECTED_INDEX,
+    begins_expression,
+};
 
 const MAX_DEPTH: usize = 250;
 const MAX_CODE_POINTS: usize = 100_000;
@@ -47,12 +53,6 @@ pub fn is_identifier(name: &str) -> bool {
     start && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_') && !RESERVED.contains(&name)
 }
 
-const EXPECTED_EXPRESSION: &str = "{'[', '{', '(', '.', '-', '!', 'true', 'false', 'null', NUM_FLOAT, NUM_INT, \
-                                   NUM_UINT, STRING, BYTES, IDENTIFIER}";
-
-const EXPECTED_ARGUMENT: &str = "{'[', '{', '(', ')', '.', '-', '!', 'true', 'false', 'null', NUM_FLOAT, NUM_INT, \
-                                 NUM_UINT, STRING, BYTES, IDENTIFIER}";
-
 /// The parts of the grammar that an environment switches on.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Syntax {
@@ -77,8 +77,16 @@ pub(crate) fn parse(source: &Source, syntax: &Syntax) -> Result<Ast, Vec<Issue>>
             source.issue(source.location(text.start), message)
         })
         .collect();
-    let mut parser =
-        Parser { source, syntax, tokens, at: 0, tree: Builder::default(), issues: Vec::new(), depth: [0; 5] };
+    let mut parser = Parser {
+        source,
+        syntax,
+        tokens,
+        at: 0,
+        tree: Builder::default(),
+        issues: Vec::new(),
+        depth: [0; 5],
+        closers: Vec::new(),
+    };
     let root = parser.start();
     issues.append(&mut parser.issues);
     match root {
@@ -157,6 +165,8 @@ struct Parser<'s> {
     tree: Builder,
     issues: Vec<Issue>,
     depth: [usize; 5],
+    /// The symbols that close the brackets that are open.
+    closers: Vec<&'static str>,
 }
 
 impl Parser<'_> {
@@ -205,15 +215,6 @@ impl Parser<'_> {
         self.issues.push(self.source.issue(location, message));
     }
 
-    fn unexpected(&mut self, expected: &str, kind: Kind) -> Stop {
-        let token = self.token();
-        let text = if token.kind == Kind::End { "<EOF>".into() } else { quote(&self.text(token)) };
-        let next = self.tokens.get(self.at + 1).map(|token| token.kind);
-        let problem = if next == Some(kind) { "extraneous" } else { "mismatched" };
-        self.report(token.start, format!("Syntax error: {problem} input '{text}' expecting {expected}"));
-        Stop
-    }
-
     fn enter(&mut self, rule: Rule) -> Parsed<()> {
         self.depth[rule as usize] += 1;
         if self.depth[rule as usize] <= MAX_DEPTH {
@@ -240,7 +241,7 @@ impl Parser<'_> {
                 self.enter(Rule::Tree)?;
                 let id = self.tree.id(op.start);
                 let yes = self.logical("||")?;
-                self.expect(":")?;
+                self.colon()?;
                 let no = self.expr()?;
                 self.leave(Rule::Tree, 1);
                 self.global_call(id, "_?_:_", vec![condition, yes, no])
@@ -337,6 +338,14 @@ impl Parser<'_> {
             self.advance();
             count += 1;
         }
+        if self.kind() == Kind::End && count > 0 {
+            // As upstream, which decides on the end of the text in the middle of a rule.
+            if symbol == "!" {
+                return Err(self.refuse(EXPECTED_EXPRESSION, true));
+            }
+            let end = self.token();
+            self.report(end.start, format!("Syntax error: no viable alternative at input '{symbol}'"));
+        }
         let sign = if symbol == "-" { self.take("-") } else { None };
         if count % 2 == 0 {
             return self.member(sign);
@@ -359,8 +368,12 @@ impl Parser<'_> {
                     self.report(open.start, "unsupported syntax '[?'");
                 }
                 let id = self.tree.id(open.start);
+                self.closers.push("]");
+                if optional.is_none() && self.kind() == Kind::End {
+                    return Err(self.refuse(EXPECTED_INDEX, false));
+                }
                 let index = self.expr()?;
-                self.expect("]")?;
+                self.close()?;
                 let function = if optional.is_some() { "_[?_]" } else { "_[_]" };
                 expr = self.global_call(id, function, vec![expr, index]);
             } else {
@@ -386,7 +399,12 @@ impl Parser<'_> {
                 }
                 self.source.slice(name.start + 1, name.end - 1).into()
             }
-            _ => return Err(self.unexpected("IDENTIFIER", Kind::Ident)),
+            _ if optional.is_some() => {
+                let stop = self.unexpected("{IDENTIFIER, ESC_IDENTIFIER}", Kind::Ident);
+                self.report(name.start, "unsupported ident kind");
+                return Err(stop);
+            }
+            _ => return Err(self.no_name(dot)),
         };
         self.advance();
         if optional.is_some() {
@@ -414,13 +432,23 @@ impl Parser<'_> {
         if self.take(")").is_some() {
             return Ok(args);
         }
-        if self.token().kind == Kind::End {
-            return Err(self.unexpected(EXPECTED_ARGUMENT, Kind::Ident));
+        let next_fits =
+            self.next_kind().is_some_and(begins_expression) || self.next_kind() == Some(Kind::Symbol(")"));
+        if !begins_expression(self.kind()) {
+            let stop = self.refuse(EXPECTED_ARGUMENT, next_fits);
+            if !next_fits {
+                return Err(stop);
+            }
+            self.advance();
+            if self.take(")").is_some() {
+                return Ok(args);
+            }
         }
+        self.closers.push(")");
         loop {
             args.push(self.expr()?);
             if self.take(",").is_none() {
-                self.expect(")")?;
+                self.close()?;
                 return Ok(args);
             }
         }
@@ -432,8 +460,9 @@ impl Parser<'_> {
             return Ok(literal);
         }
         if self.take("(").is_some() {
+            self.closers.push(")");
             let expr = self.expr()?;
-            self.expect(")")?;
+            self.close()?;
             return Ok(expr);
         }
         if self.take("[").is_some() {
@@ -445,8 +474,17 @@ impl Parser<'_> {
         let leading = self.take(".");
         let name = self.token();
         if name.kind != Kind::Ident {
-            let expected = if leading.is_some() { "IDENTIFIER" } else { EXPECTED_EXPRESSION };
-            return Err(self.unexpected(expected, Kind::Ident));
+            if let Some(dot) = leading {
+                return Err(self.no_name(dot));
+            }
+            let next_fits = self.next_kind().is_some_and(begins_expression);
+            let stop = self.refuse(EXPECTED_EXPRESSION, next_fits);
+            if !next_fits {
+                return Err(stop);
+            }
+            // As upstream: one token too many is passed over.
+            self.advance();
+            return self.primary(sign);
         }
         if let Some(object) = self.object(leading.is_some())? {
             return Ok(object);
@@ -469,6 +507,8 @@ impl Parser<'_> {
     fn list(&mut self, open: Token) -> Parsed<Expr> {
         let id = self.tree.id(open.start);
         let mut elements = Vec::new();
+        self.closers.push("]");
+        self.check_entries_begin("]", EXPECTED_ELEMENT)?;
         while !self.is("]") {
             if let (true, Some(_)) = (elements.is_empty(), self.take(",")) {
                 break;
@@ -476,29 +516,39 @@ impl Parser<'_> {
             let optional = self.optional_mark();
             elements.push(Element { value: self.expr()?, optional });
             if self.take(",").is_none() {
+                self.check_entries_end("]")?;
+                break;
+            }
+            if !self.begins_entry() {
                 break;
             }
         }
-        self.expect("]")?;
+        self.close()?;
         Ok(Expr { id, kind: ExprKind::List(elements) })
     }
 
     fn map(&mut self, open: Token) -> Parsed<Expr> {
         let id = self.tree.id(open.start);
         let mut entries = Vec::new();
+        self.closers.push("}");
+        self.check_entries_begin("}", EXPECTED_ENTRY)?;
         while !self.is("}") {
             if let (true, Some(_)) = (entries.is_empty(), self.take(",")) {
                 break;
             }
             let optional = self.optional_mark();
             let key = self.expr()?;
-            self.expect(":")?;
+            self.colon()?;
             entries.push(Entry { key, value: self.expr()?, optional });
             if self.take(",").is_none() {
+                self.check_entries_end("}")?;
+                break;
+            }
+            if !self.begins_entry() {
                 break;
             }
         }
-        self.expect("}")?;
+        self.close()?;
         Ok(Expr { id, kind: ExprKind::Map(entries) })
     }
 
@@ -529,6 +579,7 @@ impl Parser<'_> {
         let open = self.advance();
         let id = self.tree.id(open.start);
         let mut fields = Vec::new();
+        self.closers.push("}");
         while !self.is("}") {
             if let (true, Some(_)) = (fields.is_empty(), self.take(",")) {
                 break;
@@ -543,17 +594,24 @@ impl Parser<'_> {
                     }
                     self.source.slice(token.start + 1, token.end - 1)
                 }
-                _ => return Err(self.unexpected("IDENTIFIER", Kind::Ident)),
+                _ if fields.is_empty() && !optional => {
+                    return Err(self.unexpected(EXPECTED_FIELD, Kind::Ident));
+                }
+                _ => return Err(self.unexpected("{IDENTIFIER, ESC_IDENTIFIER}", Kind::Ident)),
             };
             self.advance();
-            let colon = self.expect(":")?;
+            let colon = self.colon()?;
             let id = self.tree.id(colon.start);
             fields.push(Field { id, name: field.into(), value: self.expr()?, optional });
             if self.take(",").is_none() {
+                self.check_entries_end("}")?;
+                break;
+            }
+            if !matches!(self.kind(), Kind::Ident | Kind::EscapedIdent) && !self.is("?") {
                 break;
             }
         }
-        self.expect("}")?;
+        self.close()?;
         Ok(Some(Expr { id, kind: ExprKind::Struct { name: name.into(), fields } }))
     }
 

@@ -61,8 +61,11 @@ impl Source {
 
     pub fn issue(&self, location: Location, message: impl Into<String>) -> Issue {
         let message = message.into();
-        let mut display = format!("ERROR: <input>:{}:{}: {message}", location.line, location.column + 1);
+        // As upstream: a text without characters has no first column and no line to show.
+        let column = if self.text.is_empty() { 0 } else { location.column + 1 };
+        let mut display = format!("ERROR: <input>:{}:{column}: {message}", location.line);
         if let Some(line) = self.line(location.line)
+            && !self.text.is_empty()
             && line.iter().map(|c| c.len_utf8()).sum::<usize>() <= MAX_SNIPPET
         {
             display.push_str("\n | ");

@@ -345,3 +345,49 @@ fn a_program_is_shared_by_threads() {
     assert_eq!(program.estimated_cost(), Some(Range { min: 2, max: 2 }));
     assert!(program.uses_variable("x") && !program.uses_variable("y"));
 }
+
+#[test]
+fn syntax_errors_are_in_upstreams_words() {
+    const EXPRESSION: &str =
+        "'true', 'false', 'null', NUM_FLOAT, NUM_INT, NUM_UINT, STRING, BYTES, IDENTIFIER}";
+    let table = [
+        ("has(a.b", "1:8: Syntax error: missing ')' at '<EOF>'"),
+        ("size(has(a.b", "1:13: Syntax error: mismatched input '<EOF>' expecting ')'"),
+        ("[size(1]", "1:8: Syntax error: missing ')' at ']'"),
+        ("a[0", "1:4: Syntax error: missing ']' at '<EOF>'"),
+        ("[1, 2", "1:6: Syntax error: mismatched input '<EOF>' expecting {']', ','}"),
+        ("[1 2]", "1:4: Syntax error: extraneous input '2' expecting {']', ','}"),
+        ("[1,,2]", "1:4: Syntax error: mismatched input ',' expecting ']'"),
+        ("{1: 2", "1:6: Syntax error: mismatched input '<EOF>' expecting {'}', ','}"),
+        ("{1: 2,", "1:7: Syntax error: missing '}' at '<EOF>'"),
+        ("{1 2}", "1:4: Syntax error: missing ':' at '2'"),
+        ("a.", "1:3: Syntax error: no viable alternative at input '.'"),
+        ("a..b", "1:3: Syntax error: no viable alternative at input '..'"),
+        ("a. + b", "1:4: Syntax error: no viable alternative at input '. +'"),
+        ("a.true", "1:3: Syntax error: mismatched input 'true' expecting IDENTIFIER"),
+        ("..a", "1:2: Syntax error: no viable alternative at input '..'"),
+        ("a = b", "1:3: Syntax error: token recognition error at: '= '"),
+        ("a & b", "1:3: Syntax error: token recognition error at: '& '"),
+        ("r'a", "1:2: Syntax error: token recognition error at: ''a'"),
+    ];
+    for (expression, expected) in table {
+        let error = kubernetes().compile(expression).expect_err(expression).to_string();
+        assert!(error.starts_with(&format!("ERROR: <input>:{expected}")), "{expression}: {error}");
+    }
+    for (expression, start) in [
+        ("+1", "1:1: Syntax error: extraneous input '+' expecting {'[', '{', '(', '.', '-', '!', "),
+        ("!", "1:2: Syntax error: extraneous input '<EOF>' expecting {'[', '{', '(', '.', '-', '!', "),
+        ("a[", "1:3: Syntax error: mismatched input '<EOF>' expecting {'[', '{', '(', '.', '-', '!', '?', "),
+        (
+            "[",
+            "1:2: Syntax error: mismatched input '<EOF>' expecting {'[', ']', '{', '(', '.', ',', '-', '!', '?', ",
+        ),
+        ("size(,)", "1:6: Syntax error: extraneous input ',' expecting {'[', '{', '(', ')', '.', '-', '!', "),
+    ] {
+        let error = kubernetes().compile(expression).expect_err(expression).to_string();
+        let expected = format!("ERROR: <input>:{start}{EXPRESSION}");
+        assert!(error.starts_with(&expected), "{expression}: {error}");
+    }
+    let empty = kubernetes().compile("").expect_err("empty").to_string();
+    assert!(empty.starts_with("ERROR: <input>:1:0: Syntax error: ") && !empty.contains('\n'), "{empty}");
+}

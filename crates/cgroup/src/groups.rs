@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use crate::layout::{Layout, Version, below};
-use crate::limits::Setting;
+use crate::limits::{Setting, shares_of_weight};
 use crate::{CgroupError, Limits, devices, stats};
 
 /// Rounds of killing the processes of a group before we give up.
@@ -83,6 +83,40 @@ impl Layout {
             value: setting.value.clone(),
             source,
         })
+    }
+
+    /// The limits of processor and memory that the group has now; `None` where the kernel shows none. On version 2, the
+    /// shares are the fewest that make the group's weight.
+    pub fn limits(&self, path: &str) -> Limits {
+        let read = |controller: &str, file: &str| {
+            let text = fs::read_to_string(self.directory(controller, path)?.join(file)).ok()?;
+            Some(text.trim().to_owned())
+        };
+        let number = |controller: &str, file: &str| read(controller, file)?.parse::<i64>().ok();
+        match self.version() {
+            Version::V1 => Limits {
+                // "Unlimited" is the largest page-aligned number.
+                memory: number("memory", "memory.limit_in_bytes")
+                    .map(|limit| if limit < 1 << 62 { limit } else { -1 }),
+                cpu_shares: number("cpu", "cpu.shares").and_then(|shares| u64::try_from(shares).ok()),
+                cpu_quota: number("cpu", "cpu.cfs_quota_us"),
+                cpu_period: number("cpu", "cpu.cfs_period_us").and_then(|period| u64::try_from(period).ok()),
+                ..Limits::default()
+            },
+            Version::V2 => {
+                let amount = |text: &str| if text == "max" { Some(-1) } else { text.parse().ok() };
+                let max = read("cpu", "cpu.max");
+                let max = max.as_deref().and_then(|max| max.split_once(' '));
+                let weight = number("cpu", "cpu.weight").and_then(|weight| u64::try_from(weight).ok());
+                Limits {
+                    memory: read("memory", "memory.max").and_then(|limit| amount(&limit)),
+                    cpu_shares: weight.map(shares_of_weight),
+                    cpu_quota: max.and_then(|(quota, _)| amount(quota)),
+                    cpu_period: max.and_then(|(_, period)| period.parse().ok()),
+                    ..Limits::default()
+                }
+            }
+        }
     }
 
     /// Moves the calling, single-threaded process into the group.
@@ -354,6 +388,13 @@ mod tests {
         for (file, want) in files {
             assert_eq!(fs::read_to_string(group.join(file)).unwrap(), want, "{file}");
         }
+        let Limits { memory, cpu_quota, cpu_period, .. } = all_limits();
+        let limits = Limits { memory, cpu_quota, cpu_period, cpu_shares: Some(1012), ..Limits::default() };
+        assert_eq!(layout.limits("/a/b"), limits);
+        let none = Limits { memory: Some(-1), cpu_quota: Some(-1), ..limits };
+        layout.apply("/a/b", &none).unwrap();
+        assert_eq!(layout.limits("/a/b"), none);
+        assert_eq!(layout.limits("/gone"), Limits::default());
         for file in ["io.weight", "hugetlb.2MB.max"] {
             fs::remove_file(group.join(file)).unwrap();
         }

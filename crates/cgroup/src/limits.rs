@@ -11,6 +11,10 @@ use crate::{DeviceKind, DeviceRule, Version};
 /// The length of a period, in microseconds, unless a limit says otherwise.
 const PERIOD: u64 = 100_000;
 
+/// The range of CPU shares.
+const MIN_SHARES: u64 = 2;
+const MAX_SHARES: u64 = 262_144;
+
 /// Limits as the kernel counts them. `None` leaves a limit unchanged; a negative number removes it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Limits {
@@ -159,13 +163,27 @@ fn swap(memory: i64, memory_and_swap: i64) -> i64 {
 /// group's share beside services of the system does not depend on its maker.
 pub fn cpu_weight(shares: u64) -> u64 {
     match shares {
-        0..=2 => 1,
-        262_144.. => 10_000,
+        0..=MIN_SHARES => 1,
+        MAX_SHARES.. => 10_000,
         _ => {
             let power = (shares as f64).log2();
             10f64.powf((power * power + 125.0 * power) / 612.0 - 7.0 / 34.0).ceil() as u64
         }
     }
+}
+
+/// The fewest CPU shares that [`cpu_weight`] makes this weight of.
+pub(crate) fn shares_of_weight(weight: u64) -> u64 {
+    let (mut low, mut high) = (MIN_SHARES, MAX_SHARES);
+    while low < high {
+        let middle = low.midpoint(high);
+        if cpu_weight(middle) < weight {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    low
 }
 
 /// Weight of input and output on version 1 (10..1000) as that of version 2 (1..10000).
@@ -275,6 +293,8 @@ mod tests {
             (1 << 30, 10_000),
         ] {
             assert_eq!(cpu_weight(shares), expected, "{shares}");
+            let fewest = shares_of_weight(expected);
+            assert!(fewest <= shares.max(MIN_SHARES) && cpu_weight(fewest) == expected, "{shares}");
         }
         for (weight, expected) in [(0, 1), (10, 1), (500, 4950), (1000, 10_000)] {
             assert_eq!(io_weight(weight), expected, "{weight}");

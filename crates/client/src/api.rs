@@ -108,12 +108,18 @@ impl<K: Object> Api<K> {
         &self.request
     }
 
+    async fn body(
+        &self,
+        request: Result<http::Request<Vec<u8>>, kube::core::request::Error>,
+    ) -> Result<Bytes, kube::Error> {
+        send(&self.client, request.map_err(invalid)?).await
+    }
+
     async fn object(
         &self,
         request: Result<http::Request<Vec<u8>>, kube::core::request::Error>,
     ) -> Result<K, kube::Error> {
-        let body = send(&self.client, request.map_err(invalid)?).await?;
-        Ok(K::decode(&body)?)
+        Ok(K::decode(&self.body(request).await?)?)
     }
 
     pub async fn get(&self, name: &str) -> Result<K, kube::Error> {
@@ -149,6 +155,11 @@ impl<K: Object> Api<K> {
         self.object(self.request.create(params, object.encode()?)).await
     }
 
+    /// As [`create`](Api::create), for a caller that has no use for the created object: the response is not decoded.
+    pub async fn create_unread(&self, params: &PostParams, object: &K) -> Result<(), kube::Error> {
+        self.body(self.request.create(params, object.encode()?)).await.map(drop)
+    }
+
     pub async fn replace(&self, name: &str, params: &PostParams, object: &K) -> Result<K, kube::Error> {
         self.object(self.request.replace(&path_segment(name)?, params, object.encode()?)).await
     }
@@ -178,6 +189,28 @@ impl<K: Object> Api<K> {
         patch: &Patch<Value>,
     ) -> Result<K, kube::Error> {
         self.patch_subresource("status", name, params, patch).await
+    }
+
+    /// As [`patch`](Api::patch), without decoding the response.
+    pub async fn patch_unread(
+        &self,
+        name: &str,
+        params: &PatchParams,
+        patch: &Patch<Value>,
+    ) -> Result<(), kube::Error> {
+        self.body(self.request.patch(&path_segment(name)?, params, patch)).await.map(drop)
+    }
+
+    /// As [`patch_status`](Api::patch_status), without decoding the response.
+    pub async fn patch_status_unread(
+        &self,
+        name: &str,
+        params: &PatchParams,
+        patch: &Patch<Value>,
+    ) -> Result<(), kube::Error> {
+        self.body(self.request.patch_subresource("status", &path_segment(name)?, params, patch))
+            .await
+            .map(drop)
     }
 
     pub async fn patch_subresource(

@@ -172,7 +172,13 @@ impl LeaderElector {
         let token = scope.token().clone();
         let mut began = loop {
             let began = uptime();
-            if self.attempt().await == Attempt::Leads {
+            let limit = self.config.renew_deadline;
+            // A server that does not answer must not keep this one from asking again, nor from ending.
+            let attempt = tokio::select! {
+                () = token.cancelled() => return,
+                attempt = timeout(limit, self.attempt()) => attempt.unwrap_or(Attempt::Failed),
+            };
+            if attempt == Attempt::Leads {
                 break began;
             }
             tokio::select! {
@@ -350,5 +356,45 @@ mod tests {
         assert!(fence.is_open() && fence.clone().is_open());
         fence.open_until(uptime());
         assert!(!fence.is_open(), "the time is over");
+    }
+
+    /// The first request is never answered; from the second on there is no lease, and one can be made.
+    fn slow_server() -> kube::Client {
+        let requests = Arc::new(AtomicU64::new(0));
+        let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
+            let number = requests.fetch_add(1, Ordering::Relaxed);
+            async move {
+                if number == 0 {
+                    std::future::pending::<()>().await;
+                }
+                let (code, body) = match request.method() == http::Method::POST {
+                    true => (201, http_body_util::BodyExt::collect(request.into_body()).await?.to_bytes()),
+                    false => (
+                        404,
+                        bytes::Bytes::from_static(br#"{"kind":"Status","code":404,"reason":"NotFound"}"#),
+                    ),
+                };
+                let body = http_body_util::Full::new(body);
+                Ok::<_, kube::Error>(http::Response::builder().status(code).body(body).expect("a response"))
+            }
+        });
+        kube::Client::new(service, "default")
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_without_an_answer_is_given_up() {
+        let scope = Scope::new();
+        let (leads, led) = tokio::sync::oneshot::channel();
+        let mut elector = LeaderElector::new(slow_server(), LeaderConfig::new("n", "l", "i"));
+        let ends = scope.clone();
+        let run = elector.run(&scope, |_| {
+            let _ = leads.send(());
+        });
+        let check = async {
+            let limit = Duration::from_secs(60);
+            assert!(timeout(limit, led).await.is_ok_and(|led| led.is_ok()), "it asks again");
+            ends.cancel();
+        };
+        tokio::join!(run, check);
     }
 }

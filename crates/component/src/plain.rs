@@ -2,7 +2,6 @@
 
 use std::convert::Infallible;
 use std::future::Future;
-use std::sync::Arc;
 use std::time::Duration;
 
 use http::{Request, Response};
@@ -11,8 +10,9 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
+
+use crate::places::Places;
 
 /// The pause after a connection could not be accepted: others must close descriptors first.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -22,7 +22,7 @@ const MAX_HEAD: usize = 64 * 1024;
 /// The limits of a port on which nobody is authenticated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PlainLimits {
-    /// Connections at the same time. Further ones wait in the listener's queue.
+    /// Connections at the same time. Further ones take the place of the oldest of the peer that has most.
     pub connections: usize,
     /// Until the head of a request is there.
     pub head: Duration,
@@ -37,13 +37,11 @@ where
     R: Future<Output = Response<B>> + Send + 'static,
     B: Body<Data: Send, Error: Into<Box<dyn std::error::Error + Send + Sync>>> + Send + 'static,
 {
-    let places = Arc::new(Semaphore::new(limits.connections));
+    let places = Places::new(limits.connections);
     let mut connections = JoinSet::new();
     loop {
-        // The semaphore is never closed.
-        let Ok(place) = places.clone().acquire_owned().await else { return };
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
+        let (stream, peer) = match listener.accept().await {
+            Ok(accepted) => accepted,
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a connection");
                 tokio::time::sleep(PAUSE).await;
@@ -51,7 +49,7 @@ where
             }
         };
         while connections.try_join_next().is_some() {}
-        let answer = answer.clone();
+        let (answer, place) = (answer.clone(), places.enter(peer.ip()));
         connections.spawn(async move {
             let service = service_fn(move |request| {
                 let response = answer(request);
@@ -60,8 +58,10 @@ where
             let mut builder = http1::Builder::new();
             builder.timer(TokioTimer::new()).header_read_timeout(limits.head).max_buf_size(MAX_HEAD);
             let connection = builder.serve_connection(TokioIo::new(stream), service);
-            let _ = tokio::time::timeout(limits.connection, connection).await;
-            drop(place);
+            tokio::select! {
+                _ = tokio::time::timeout(limits.connection, connection) => {}
+                () = place.evicted() => {}
+            }
         });
     }
 }
@@ -82,11 +82,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn places_come_free_and_connections_end_with_the_server() {
+    async fn idle_connections_keep_nobody_out_and_end_with_the_server() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let limits = PlainLimits {
-            connections: 1,
+            connections: 4,
             head: Duration::from_secs(60),
             connection: Duration::from_secs(60),
         };
@@ -94,10 +94,13 @@ mod tests {
             Response::new(Full::<Bytes>::from(request.uri().path().to_owned()))
         };
         let server = tokio::spawn(serve_plain(listener, limits, answer));
-        let mut first = TcpStream::connect(address).await.unwrap();
-        let mut second = TcpStream::connect(address).await.unwrap();
-        assert!(ask(&mut first).await.ends_with("/x"));
-        assert!(ask(&mut second).await.ends_with("/x"), "the first has left its place");
+        let mut idle = Vec::new();
+        for _ in 0..8 {
+            idle.push(TcpStream::connect(address).await.unwrap());
+        }
+        let mut caller = TcpStream::connect(address).await.unwrap();
+        assert!(ask(&mut caller).await.ends_with("/x"), "the oldest of them has left its place");
+        assert_eq!(idle[0].read(&mut [0]).await.unwrap_or(0), 0);
         let mut third = TcpStream::connect(address).await.unwrap();
         third.write_all(b"GET").await.unwrap();
         server.abort();

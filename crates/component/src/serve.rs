@@ -15,7 +15,6 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
 use tokio_util::sync::CancellationToken;
@@ -25,8 +24,10 @@ use tracing::debug;
 use crate::health::{self, Check};
 use crate::metrics;
 use crate::pages::Pages;
+use crate::places::Places;
 
-/// Connections at the same time. The callers are a few scrapers and probes.
+/// Connections at the same time: the callers are a few scrapers and probes. Further ones take the place of the oldest of
+/// the peer that has most.
 const MAX_CONNECTIONS: usize = 64;
 /// A connection that has not sent a request for so long is closed.
 const HEADERS: Duration = Duration::from_secs(10);
@@ -96,22 +97,22 @@ impl Endpoint {
         stop: CancellationToken,
     ) {
         let tls = TlsAcceptor::from(tls);
-        let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+        let places = Places::new(MAX_CONNECTIONS);
         let connections = TaskTracker::new();
         loop {
             let accepted = tokio::select! {
                 () = stop.cancelled() => break,
                 accepted = listener.accept() => accepted,
             };
-            let stream = match accepted {
-                Ok((stream, _)) => stream,
+            let (stream, peer) = match accepted {
+                Ok(accepted) => accepted,
                 Err(error) => {
                     debug!(%error, "cannot accept a connection");
                     tokio::time::sleep(Duration::from_millis(100)).await;
                     continue;
                 }
             };
-            let Ok(place) = places.clone().try_acquire_owned() else { continue };
+            let place = places.enter(peer.ip());
             let (endpoint, tls, stop) = (self.clone(), tls.clone(), stop.clone());
             connections.spawn(async move {
                 let connection = async {
@@ -128,9 +129,9 @@ impl Endpoint {
                 tokio::select! {
                     _ = connection => {}
                     () = tokio::time::sleep(LONGEST) => {}
+                    () = place.evicted() => {}
                     () = stop.cancelled() => {}
                 }
-                drop(place);
             });
         }
         connections.close();
@@ -261,6 +262,33 @@ mod tests {
         ] {
             assert_eq!(endpoint.is_always_allowed(path), open, "{path}");
         }
+    }
+
+    #[tokio::test]
+    async fn idle_connections_keep_nobody_out() {
+        use tokio::io::AsyncReadExt;
+        use tokio_rustls::rustls::server::ResolvesServerCertUsingSni;
+        let provider = Arc::new(tokio_rustls::rustls::crypto::ring::default_provider());
+        let tls =
+            ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+        let none = Arc::new(ResolvesServerCertUsingSni::new());
+        let tls = Arc::new(tls.with_no_client_auth().with_cert_resolver(none));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let stop = CancellationToken::new();
+        let endpoint = Endpoint::new(EndpointOptions::default(), Arc::new(Nobody));
+        let serving = tokio::spawn(endpoint.serve(listener, tls, stop.clone()));
+        let mut idle = Vec::new();
+        for _ in 0..=MAX_CONNECTIONS {
+            idle.push(tokio::net::TcpStream::connect(address).await.unwrap());
+        }
+        // The first loses its place to the last, whose hello is answered: nobody has a certificate here.
+        assert_eq!(idle[0].read(&mut [0]).await.unwrap_or(0), 0);
+        let mut last = idle.pop().unwrap();
+        tokio::io::AsyncWriteExt::write_all(&mut last, b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
+        assert_eq!(last.read(&mut [0]).await.unwrap(), 1, "an alert");
+        stop.cancel();
+        serving.await.unwrap();
     }
 
     #[test]

@@ -22,14 +22,12 @@ use kube::{Client, Resource};
 use crate::Context;
 use crate::error::{During, SyncError};
 use crate::hash::content_hash;
+use crate::pods::{self, BY_CONTROLLER, ORPHANS};
 
 /// The label of revisions and pods that names the revision.
 pub(crate) const HASH: &str = "controller-revision-hash";
 /// A longer name would leave no room for the hash.
 const LONGEST_PREFIX: usize = 223;
-const BY_CONTROLLER: &str = "controller";
-/// Index of revisions without a controller, by namespace.
-const ORPHANS: &str = "orphans";
 
 /// A kind that keeps its history in ControllerRevisions.
 pub(crate) trait Revisioned:
@@ -141,13 +139,8 @@ pub(crate) struct History {
 impl History {
     pub(crate) fn new(context: &Context) -> Self {
         let revisions: Informer<ControllerRevision> = context.informers.get();
-        revisions.add_index(BY_CONTROLLER, |revision| {
-            controller_of(&revision.metadata).map(|owner| owner.uid.clone()).into_iter().collect()
-        });
-        revisions.add_index(ORPHANS, |revision| match controller_of(&revision.metadata) {
-            Some(_) => Vec::new(),
-            None => revision.metadata.namespace.clone().into_iter().collect(),
-        });
+        revisions.add_index(BY_CONTROLLER, pods::controller_index);
+        revisions.add_index(ORPHANS, pods::orphan_index);
         Self { client: context.client.clone(), revisions }
     }
 

@@ -51,7 +51,7 @@ pub use context::{Clients, Config, Context, Identity};
 pub use error::SyncError;
 pub use node_ipam::{NodeCidrs, NodeCidrsError};
 pub use nodes::EvictionRates;
-pub use selection::{FOR_JOINING, OF_THE_SERVER, ON_REQUEST, start_all, unknown};
+pub use selection::{FOR_JOINING, OF_THE_SERVER, ON_REQUEST, selects_any, start_all, unknown};
 pub use volume::local_path;
 
 /// A controller: its upstream name and how to start it. Starting spawns tasks into the context's scope and returns.

@@ -5,24 +5,25 @@ use std::sync::Arc;
 use ferrite_client::{Informer, controller_of};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
+use kube::Resource;
 
-/// Index of pods by the UID of their controller.
+/// Index of objects by the UID of their controller.
 pub(crate) const BY_CONTROLLER: &str = "controller";
-/// Index of pods that nobody controls, by namespace.
+/// Index of objects that nobody controls, by namespace.
 pub(crate) const ORPHANS: &str = "orphans";
 /// Index of pods by `spec.nodeName`.
 pub(crate) const BY_NODE: &str = "node";
 /// Index of pods by namespace and each of their labels.
 pub(crate) const BY_LABEL: &str = "label";
 
-pub(crate) fn controller_index(pod: &Pod) -> Vec<String> {
-    controller_of(&pod.metadata).map(|owner| owner.uid.clone()).into_iter().collect()
+pub(crate) fn controller_index<K: Resource>(object: &K) -> Vec<String> {
+    controller_of(object.meta()).map(|owner| owner.uid.clone()).into_iter().collect()
 }
 
-pub(crate) fn orphan_index(pod: &Pod) -> Vec<String> {
-    match controller_of(&pod.metadata) {
+pub(crate) fn orphan_index<K: Resource>(object: &K) -> Vec<String> {
+    match controller_of(object.meta()) {
         Some(_) => Vec::new(),
-        None => pod.metadata.namespace.clone().into_iter().collect(),
+        None => object.meta().namespace.clone().into_iter().collect(),
     }
 }
 

@@ -13,6 +13,7 @@ use ferrite_client::{
 };
 use ferrite_json::{Map, Value};
 use k8s_openapi::api::core::v1::ResourceQuota;
+use k8s_openapi::serde_json;
 use kube::Client;
 use kube::api::{DynamicObject, ListParams, ObjectMeta, PostParams};
 
@@ -203,6 +204,7 @@ impl Monitors {
                 old.data["spec"] != new.data["spec"]
                     || phase(old) != phase(new)
                     || new.metadata.deletion_timestamp.is_some()
+                    || is_resized(&old.data["status"], &new.data["status"])
             }
         };
         if frees {
@@ -212,6 +214,17 @@ impl Monitors {
             }
         }
     }
+}
+
+/// Returns true if a container of a pod has other resources than before: the end of a resize may free a part of the quota.
+fn is_resized(old: &serde_json::Value, new: &serde_json::Value) -> bool {
+    ["containerStatuses", "initContainerStatuses"].into_iter().any(|key| {
+        let (old, new) = (old[key].as_array(), new[key].as_array());
+        old.into_iter().flatten().any(|old| {
+            let same = new.into_iter().flatten().find(|new| new["name"] == old["name"]);
+            old["resources"].is_object() && same.is_some_and(|new| new["resources"] != old["resources"])
+        })
+    })
 }
 
 fn without_bookkeeping(object: &mut DynamicObject) {
@@ -231,6 +244,23 @@ mod tests {
     use ferrite_json::json;
     use kube::client::Body;
     use std::convert::Infallible;
+
+    #[test]
+    fn the_end_of_a_resize_is_seen() {
+        use serde_json::json;
+        let status = |cpu: Option<&str>, ready: bool| {
+            let resources = cpu.map(|cpu| json!({"requests": {"cpu": cpu}}));
+            json!({"containerStatuses": [{"name": "c", "ready": ready, "resources": resources}]})
+        };
+        for (old, new, expected) in [
+            (status(Some("1"), true), status(Some("2"), true), true),
+            (status(Some("1"), true), status(Some("1"), false), false),
+            (status(None, false), status(Some("1"), true), false),
+            (json!({}), status(Some("1"), true), false),
+        ] {
+            assert_eq!(is_resized(&old, &new), expected, "{old} {new}");
+        }
+    }
 
     /// A server whose watches never say anything. Lists of all namespaces, which informers make, are empty; the list of
     /// namespace `q` has `current`. Bodies that are written arrive in the channel.

@@ -103,6 +103,12 @@ pub fn unknown(names: &[&str]) -> Vec<String> {
 }
 
 /// A name in today's form, and whether it turns its controller on.
+/// True if `names` selects a controller that is not the API server's own.
+pub fn selects_any(names: &[&str]) -> bool {
+    let mut others = CONTROLLERS.iter().filter(|entry| !OF_THE_SERVER.contains(&entry.name));
+    others.any(|entry| is_enabled(entry.name, names))
+}
+
 fn split(name: &str) -> (bool, &str) {
     let (on, name) = name.strip_prefix('-').map_or((true, name), |name| (false, name));
     let alias = ALIASES.iter().find(|(alias, _)| *alias == name);
@@ -149,6 +155,20 @@ mod tests {
         assert!(is_enabled(ON_REQUEST[0], &["*", ON_REQUEST[0]]));
         assert!(!is_enabled("deployment-controller", &["*", "-deployment"]), "an older name");
         assert!(is_enabled("ttl-controller", &["ttl"]));
+    }
+
+    #[test]
+    fn nothing_may_be_selected() {
+        for (names, any) in [
+            (&[][..], false),
+            (&["-*"], false),
+            (&["-job-controller"], false),
+            (OF_THE_SERVER, false),
+            (&["*"], true),
+            (&["namespace-controller"], true),
+        ] {
+            assert_eq!(selects_any(names), any, "{names:?}");
+        }
     }
 
     #[test]

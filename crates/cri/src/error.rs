@@ -54,6 +54,12 @@ impl Error {
     pub fn is_not_found(&self) -> bool {
         self.code == Code::NotFound
     }
+
+    /// True if the runtime does not know the call. containerd 2.2 answers some calls with another code and this message.
+    pub fn is_unimplemented(&self) -> bool {
+        self.code == Code::Unimplemented
+            || (self.code == Code::Internal && self.message.contains("not implemented"))
+    }
 }
 
 impl fmt::Display for Error {

@@ -1,11 +1,11 @@
-//! Measures the number of queries that one core answers in a second.
+//! Measures the number of queries that one core answers in a second, and how long an answer takes.
 //!
 //! `cargo xtask bench network`, or `cargo bench -p ferrite-dns --bench names -- [SECONDS]`, measures the answer itself, from packet to packet,
-//! and the whole server over UDP on the loopback interface, with clients on other threads.
+//! and the whole server over UDP on the loopback interface, with a client on another thread that has one query under way, and many.
 
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use ferrite_client::Scope;
@@ -15,7 +15,7 @@ use hickory_proto::rr::{Name, RecordType};
 use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec};
 
 const SERVICES: usize = 5000;
-/// Queries that a client has under way.
+/// Queries that a busy client has under way.
 const WINDOW: usize = 32;
 
 fn query(id: u16, name: &str) -> Vec<u8> {
@@ -94,38 +94,59 @@ fn main() {
         answered as f64 / begun.elapsed().as_secs_f64()
     );
 
-    let (stop, total) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-    let address = dns.addresses()[0];
-    let client = {
-        let (stop, total) = (Arc::clone(&stop), Arc::clone(&total));
-        std::thread::spawn(move || {
-            let socket = UdpSocket::bind("127.0.0.1:0").expect("a socket");
-            socket.connect(address).expect("connected");
-            socket.set_read_timeout(Some(Duration::from_millis(200))).expect("a timeout");
-            let mut buffer = [0; 512];
-            for packet in packets.iter().cycle().take(WINDOW) {
-                let _ = socket.send(packet);
-            }
-            for packet in packets.iter().cycle() {
-                if stop.load(Ordering::Relaxed) {
-                    break;
-                }
-                if socket.recv(&mut buffer).is_ok() {
-                    total.fetch_add(1, Ordering::Relaxed);
-                }
-                let _ = socket.send(packet);
-            }
-        })
-    };
-    let (begun, used) = (Instant::now(), processor_time());
-    runtime.block_on(async { tokio::time::sleep(time).await });
-    let answered = total.load(Ordering::Relaxed) as f64;
-    let rate = answered / begun.elapsed().as_secs_f64();
-    let per_core = answered / (processor_time() - used).as_secs_f64();
-    stop.store(true, Ordering::Relaxed);
-    let _ = client.join();
-    println!(
-        "over UDP: {rate:.0} answers/s with one client; {per_core:.0} for each second of the server's processor time"
-    );
+    for window in [1, WINDOW] {
+        let stop = Arc::new(AtomicBool::new(false));
+        let client = {
+            let (stop, packets, address) = (Arc::clone(&stop), packets.clone(), dns.addresses()[0]);
+            std::thread::spawn(move || ask(&packets, address, window, &stop))
+        };
+        let (begun, used) = (Instant::now(), processor_time());
+        runtime.block_on(async { tokio::time::sleep(time).await });
+        let (elapsed, used) = (begun.elapsed(), processor_time() - used);
+        stop.store(true, Ordering::Relaxed);
+        let mut times = client.join().expect("the client");
+        times.sort();
+        let part = |part: f64| {
+            let at = (times.len().saturating_sub(1) as f64 * part) as usize;
+            times.get(at).copied().unwrap_or_default()
+        };
+        println!(
+            "over UDP, {window} under way: {:.0} answers/s; {:.0} for each second of the server's processor time; \
+             from query to answer p50 {:?}, p99 {:?}",
+            times.len() as f64 / elapsed.as_secs_f64(),
+            times.len() as f64 / used.as_secs_f64(),
+            part(0.5),
+            part(0.99)
+        );
+    }
     runtime.block_on(scope.shutdown());
+}
+
+/// A client that has as many queries under way as the window says. Returns the time from each query to its answer.
+fn ask(packets: &[Vec<u8>], server: SocketAddr, window: usize, stop: &AtomicBool) -> Vec<Duration> {
+    let socket = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+    socket.connect(server).expect("connected");
+    socket.set_read_timeout(Some(Duration::from_millis(200))).expect("a timeout");
+    let mut buffer = [0; 512];
+    let mut times = Vec::new();
+    // The id of a query is its place among the packets, and the window is smaller than their number.
+    let mut sent = vec![Instant::now(); packets.len()];
+    let mut queries = packets.iter().enumerate().cycle();
+    let mut send = |sent: &mut [Instant]| {
+        if let Some((id, packet)) = queries.next() {
+            sent[id] = Instant::now();
+            let _ = socket.send(packet);
+        }
+    };
+    for _ in 0..window {
+        send(&mut sent);
+    }
+    while !stop.load(Ordering::Relaxed) {
+        if socket.recv(&mut buffer).is_ok() {
+            let id = usize::from(u16::from_be_bytes([buffer[0], buffer[1]]));
+            times.push(sent[id].elapsed());
+        }
+        send(&mut sent);
+    }
+    times
 }

@@ -93,8 +93,16 @@ async fn our_server_and_our_client() {
     let service = Service::new(Arc::clone(&store), None, vec![url.clone()]);
     let serving = service.clone();
     let tls = Arc::new(certificates.server());
+    let address = listener.local_addr().unwrap();
     let task = tokio::spawn(async move { serving.serve_tcp(listener, Some(tls)).await });
+    // More clients than are served at once, that never begin a handshake.
+    let mut idle = Vec::new();
+    for _ in 0..300 {
+        idle.push(tokio::net::TcpStream::connect(address).await.unwrap());
+    }
+    let begun = std::time::Instant::now();
     certificates_are_needed(&url, &certificates).await;
+    assert!(begun.elapsed() < Duration::from_secs(9), "nobody waits for the end of their time");
     assert_eq!(store.snapshot().get(b"/tls/a").unwrap().value, "1", "in the place the layout says");
     service.stop().await;
     task.await.unwrap().unwrap();

@@ -275,6 +275,8 @@ pub struct Place {
     pub standalone: StandaloneOptions,
     /// Resources on which optional parts of the cluster act.
     pub acted_on: &'static [&'static str],
+    /// Addresses of pods, where agents open tunnels to them.
+    pub pod_ranges: Vec<ferrite_api::Cidr>,
 }
 
 /// The domain of clusters for which no other is chosen.
@@ -378,6 +380,7 @@ impl ApiServerHandle {
         let config = Config {
             service_ranges: options.service_cluster_ip_range.all().to_vec(),
             node_ports: options.service_node_port_range.0.clone(),
+            pod_ranges: place.pod_ranges.clone(),
             kubelet_client: certificates.kubelet_client,
             kubelet_addresses: standalone.kubelet_addresses().unwrap_or(usual.kubelet_addresses.clone()),
             runtime_config: options.runtime_config.iter().cloned().collect(),

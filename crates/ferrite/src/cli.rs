@@ -198,10 +198,6 @@ pub fn block_on<T>(task: impl Future<Output = Result<T, BoxError>>) -> Result<T,
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     let runtime = workers.build(builder.max_blocking_threads(16).enable_all(), 2)?;
     let watch = watchdog::watch(workers, runtime.handle().clone())?;
-    runtime.spawn(async {
-        tokio::time::sleep(SETTLED).await;
-        let _ = tokio::task::spawn_blocking(ferrite_memory::give_back).await;
-    });
     // One type for the executor, whatever the command.
     let task: Pin<Box<dyn Future<Output = Result<T, BoxError>> + '_>> = Box::pin(task);
     let result = runtime.block_on(task);
@@ -211,8 +207,6 @@ pub fn block_on<T>(task: impl Future<Output = Result<T, BoxError>>) -> Result<T,
     result
 }
 
-/// A component that has run for so long has started: code and memory that only the start needed go back.
-const SETTLED: Duration = Duration::from_secs(10);
 /// Time limit of calls that are still in progress when a command is done.
 const LEFT_BEHIND: Duration = Duration::from_secs(5);
 

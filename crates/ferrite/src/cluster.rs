@@ -164,7 +164,8 @@ impl Cluster {
         let standalone = StandaloneOptions::default();
         let doors = options.server.bind_address.map_or_else(|| listen.clone(), |address| vec![address]);
         let acted_on = options.extras.acted_on();
-        let place = Place { address: node_ip, listen, whole: true, domain, standalone, acted_on };
+        let pod_ranges = options.cluster_cidr.iter().map(|range| range_of(*range)).collect();
+        let place = Place { address: node_ip, listen, whole: true, domain, standalone, acted_on, pod_ranges };
         let mut server = with_node_restriction(&options.server);
         server.enable_bootstrap_token_auth |= segment.is_some();
         let api = ApiServerHandle::start(paths, &server, &place).await?;

@@ -48,6 +48,13 @@ impl ManagerWork {
         if unknown.is_empty() { Ok(()) } else { Err(UnknownControllers { unknown, known }) }
     }
 
+    /// True if a leader has something to do. Otherwise it would only keep the lease from a manager that does.
+    fn is_some(&self) -> bool {
+        let names: Vec<&str> = self.controllers.iter().map(String::as_str).collect();
+        let has_others = self.local_storage || self.service_lb || self.dns.is_some();
+        has_others || ferrite_controllers::selects_any(&names)
+    }
+
     fn start(&self, api: &LocalApi, informers: Informers, scope: &Scope) -> Context {
         let clients = api.controller_clients();
         let context = Context::with_informers(clients, informers, scope.clone(), self.config.clone());
@@ -124,7 +131,7 @@ pub fn start_elected(
     let shared = SharedInformers::new(&local, scope);
     let own = Informers::new((local.controller_clients())(Identity::Manager), scope.clone());
     start_own(&local, own, scope);
-    if !work.controllers.is_empty() {
+    if work.is_some() {
         let (api, shared) = (local.clone(), shared.clone());
         elect(&local, MANAGER, "system:kube-controller-manager", &identity, scope, move |term| {
             let api = api.fenced(term.fence.clone());

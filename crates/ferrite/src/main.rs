@@ -8,6 +8,7 @@ mod apiserver_flags;
 mod auditing;
 mod authority;
 mod authorizing;
+mod bursts;
 mod certificate_files;
 mod certificates;
 mod cli;

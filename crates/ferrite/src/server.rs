@@ -83,6 +83,9 @@ impl ServerPlace {
             domain: agents.map_or_else(|| CLUSTER_DOMAIN.into(), |agents| agents.cluster_domain.clone()),
             standalone,
             acted_on: agents.map_or(&[], |agents| agents.extras.acted_on()),
+            pod_ranges: agents.map_or_else(Vec::new, |agents| {
+                agents.cluster_cidr.iter().map(|range| range_of(*range)).collect()
+            }),
         };
         let mut options = (*self.server).clone();
         if agents.is_some() {

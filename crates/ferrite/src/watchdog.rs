@@ -5,6 +5,8 @@
 //!
 //! Workers only count how often they become active. The watchdog looks once a second: a worker that has been active
 //! since the last looks and used hardly any processor time meanwhile waits in a call that it must not make.
+//!
+//! As it looks anyway, it also notices that a burst of work is over ([`Bursts`]) and has its free memory returned.
 
 use std::cell::OnceCell;
 use std::fmt;
@@ -14,6 +16,8 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::runtime::{Builder, Handle, Runtime};
+
+use crate::bursts::Bursts;
 
 /// Interval between the watchdog's checks.
 const TICK: Duration = Duration::from_secs(1);
@@ -63,7 +67,10 @@ impl Workers {
         let known = self.clone();
         builder.worker_threads(count);
         builder.on_thread_start(move || known.join(count));
-        builder.on_thread_park(|| own(|worker| worker.parked.store(true, Ordering::Relaxed)));
+        builder.on_thread_park(|| {
+            own(|worker| worker.parked.store(true, Ordering::Relaxed));
+            ferrite_memory::give_back_if_asked();
+        });
         builder.on_thread_unpark(|| {
             own(|worker| {
                 worker.active.fetch_add(1, Ordering::Relaxed);
@@ -191,6 +198,7 @@ fn start(
         let mut watched: Vec<Watched> = Vec::new();
         let mut ping = Ping::new(handle);
         let mut ending: Option<Instant> = None;
+        let mut bursts = Bursts::started();
         let mut last = Instant::now();
         while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(tick) {
             let passed = last.elapsed();
@@ -208,6 +216,9 @@ fn start(
             }
             if let Some(time) = ping.unanswered(limit) {
                 tell(Report::NoAnswer(time));
+            }
+            if bursts.is_over(ferrite_memory::usage::processor_time(std::process::id()), passed) {
+                ferrite_memory::give_back();
             }
             if ASKED_TO_END.load(Ordering::Relaxed) {
                 let since = *ending.get_or_insert_with(Instant::now);
@@ -244,7 +255,7 @@ impl Ping {
             (self.sent, self.since, self.told) = (self.sent + 1, Instant::now(), false);
             let (answered, number) = (self.answered.clone(), self.sent);
             drop(self.handle.spawn(async move {
-                let done = tokio::task::spawn_blocking(|| ()).await;
+                let done = tokio::task::spawn_blocking(ferrite_memory::give_back_if_asked).await;
                 if done.is_ok() {
                     answered.store(number, Ordering::Relaxed);
                 }

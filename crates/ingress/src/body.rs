@@ -1,5 +1,6 @@
 //! Bodies on their way: never held, only passed on.
 
+use crate::limits::RequestPlace;
 use crate::pool::Lease;
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
@@ -9,7 +10,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
-use tokio::sync::{OwnedSemaphorePermit, oneshot};
+use tokio::sync::oneshot;
 use tokio::time::Sleep;
 
 /// Why a body ended early.
@@ -30,7 +31,7 @@ pub(crate) struct Streamed {
     /// The connection that is free again after the last piece.
     lease: Option<Lease>,
     /// The request's place, held until its answer is out.
-    _place: Option<OwnedSemaphorePermit>,
+    _place: Option<RequestPlace>,
     /// Dropped after the last piece.
     underway: Option<oneshot::Sender<()>>,
 }
@@ -47,12 +48,7 @@ impl Streamed {
     }
 
     /// The body of an answer.
-    pub fn answer(
-        inner: Incoming,
-        limit: Duration,
-        lease: Option<Lease>,
-        place: OwnedSemaphorePermit,
-    ) -> Self {
+    pub fn answer(inner: Incoming, limit: Duration, lease: Option<Lease>, place: RequestPlace) -> Self {
         let mut body = Self { _place: Some(place), lease, ..Self::new(inner, limit) };
         if body.inner.is_end_stream() {
             body.finish();

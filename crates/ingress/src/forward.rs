@@ -4,7 +4,7 @@ use crate::backends::{Endpoints, Protocol, order};
 use crate::body::{Payload, Streamed};
 use crate::headers::{self, BadRequest, Origin, host_of, wants_websocket};
 use crate::io::Guarded;
-use crate::limits::Slot;
+use crate::limits::{RequestPlace, Slot};
 use crate::metrics;
 use crate::pool::{ConnectError, Connection, Lease};
 use crate::serve::Proxy;
@@ -19,7 +19,7 @@ use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use tokio::sync::{OwnedSemaphorePermit, oneshot};
+use tokio::sync::oneshot;
 
 /// Endpoints that are tried when connections fail.
 const ATTEMPTS: usize = 3;
@@ -106,7 +106,7 @@ async fn route(
         }
     };
     drop(table);
-    let place = Arc::clone(&proxy.requests).try_acquire_owned().map_err(|_| Refusal::Busy)?;
+    let place = slot.request(&proxy.limits).ok_or(Refusal::Busy)?;
     let websocket = wants_websocket(request.headers(), request.method(), request.version());
     let client = websocket.then(|| hyper::upgrade::on(&mut request));
     let (mut parts, body) = request.into_parts();
@@ -123,7 +123,7 @@ async fn route(
 
 /// The resources that a request occupies.
 struct Held {
-    place: OwnedSemaphorePermit,
+    place: RequestPlace,
     _slot: Arc<Slot>,
 }
 

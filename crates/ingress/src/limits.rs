@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Bounds of time and number. Memory follows from them: a connection has buffers of a fixed size, and bodies stream.
@@ -10,7 +10,8 @@ use std::time::Duration;
 pub struct Limits {
     /// Connections of clients.
     pub connections: usize,
-    /// Those of one client: an IPv4 address, or a /64 of IPv6.
+    /// Those of one client, an IPv4 address or a /64 of IPv6, and its requests that are being answered: a connection
+    /// carries many.
     pub each_client: usize,
     /// Requests that are being answered.
     pub requests: usize,
@@ -61,7 +62,7 @@ impl Limits {
     }
 }
 
-/// The open connections, counted.
+/// The open connections and their requests, counted.
 #[derive(Debug, Default)]
 pub(crate) struct Connections {
     clients: Mutex<Counted>,
@@ -69,8 +70,30 @@ pub(crate) struct Connections {
 
 #[derive(Debug, Default)]
 struct Counted {
-    total: usize,
-    each: HashMap<IpAddr, usize>,
+    all: Usage,
+    each: HashMap<IpAddr, Usage>,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Usage {
+    connections: usize,
+    requests: usize,
+}
+
+impl Counted {
+    /// Changes the figures of a client and of all.
+    fn change(&mut self, client: IpAddr, change: impl Fn(&mut Usage)) {
+        change(&mut self.all);
+        let own = self.each.entry(client).or_default();
+        change(own);
+        if *own == Usage::default() {
+            self.each.remove(&client);
+        }
+    }
+
+    fn of(&self, client: IpAddr) -> Usage {
+        self.each.get(&client).copied().unwrap_or_default()
+    }
 }
 
 /// A connection's place, until dropped.
@@ -80,31 +103,53 @@ pub(crate) struct Slot {
     client: IpAddr,
 }
 
+/// A request's place, until dropped.
+#[derive(Debug)]
+pub(crate) struct RequestPlace {
+    connections: Arc<Connections>,
+    client: IpAddr,
+}
+
 impl Connections {
+    fn lock(&self) -> MutexGuard<'_, Counted> {
+        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// A place for a connection; None if there are too many, of all or of this client.
     pub fn admit(self: &Arc<Self>, address: IpAddr, limits: &Limits) -> Option<Slot> {
         let client = client_of(address);
-        let mut counted = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
-        let held = counted.each.get(&client).copied().unwrap_or(0);
-        if counted.total >= limits.connections || held >= limits.each_client {
+        let mut counted = self.lock();
+        let held = counted.of(client).connections;
+        if counted.all.connections >= limits.connections || held >= limits.each_client {
             return None;
         }
-        counted.total += 1;
-        counted.each.insert(client, held + 1);
+        counted.change(client, |usage| usage.connections += 1);
         Some(Slot { connections: Arc::clone(self), client })
+    }
+}
+
+impl Slot {
+    /// A place for a request; None if there are too many, of all or of this client.
+    pub fn request(&self, limits: &Limits) -> Option<RequestPlace> {
+        let mut counted = self.connections.lock();
+        let held = counted.of(self.client).requests;
+        if counted.all.requests >= limits.requests || held >= limits.each_client {
+            return None;
+        }
+        counted.change(self.client, |usage| usage.requests += 1);
+        Some(RequestPlace { connections: Arc::clone(&self.connections), client: self.client })
     }
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        let mut counted = self.connections.clients.lock().unwrap_or_else(PoisonError::into_inner);
-        counted.total -= 1;
-        if let Some(held) = counted.each.get_mut(&self.client) {
-            *held -= 1;
-            if *held == 0 {
-                counted.each.remove(&self.client);
-            }
-        }
+        self.connections.lock().change(self.client, |usage| usage.connections -= 1);
+    }
+}
+
+impl Drop for RequestPlace {
+    fn drop(&mut self) {
+        self.connections.lock().change(self.client, |usage| usage.requests -= 1);
     }
 }
 
@@ -136,7 +181,25 @@ mod tests {
         let (six, same) = (admit("2001:db8::1"), admit("2001:db8::2"));
         assert!(six.is_some() && same.is_some());
         drop((other, same, six));
-        assert_eq!(connections.clients.lock().unwrap().total, 0);
-        assert!(connections.clients.lock().unwrap().each.is_empty());
+        assert_eq!(connections.lock().all, Usage::default());
+        assert!(connections.lock().each.is_empty());
+    }
+
+    #[test]
+    fn a_client_with_one_connection_cannot_have_every_request() {
+        let connections = Arc::new(Connections::default());
+        let limits = Limits { connections: 9, each_client: 2, requests: 3, ..Limits::default() };
+        let slot = |address: &str| connections.admit(address.parse().unwrap(), &limits).unwrap();
+        let (one, same, other, third) =
+            (slot("10.0.0.1"), slot("10.0.0.1"), slot("10.0.0.2"), slot("10.0.0.3"));
+        let held = [one.request(&limits).unwrap(), same.request(&limits).unwrap()];
+        assert!(one.request(&limits).is_none(), "its share is used up");
+        let last = other.request(&limits);
+        assert!(last.is_some() && third.request(&limits).is_none(), "all places are taken");
+        // A request may outlive its connection.
+        drop((one, same));
+        assert_eq!(connections.lock().of("10.0.0.1".parse().unwrap()).requests, 2);
+        drop((held, last, other, third));
+        assert!(connections.lock().each.is_empty());
     }
 }

@@ -22,7 +22,6 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
 use tokio_rustls::TlsAcceptor;
 
 /// A request's head is no larger, and has no more headers.
@@ -43,7 +42,6 @@ pub struct Proxy {
     pub(crate) tables: Arc<Tables>,
     pub(crate) pool: Arc<Pool>,
     pub(crate) limits: Arc<Limits>,
-    pub(crate) requests: Arc<Semaphore>,
     pub(crate) scope: Scope,
     connections: Arc<Connections>,
     tls: Arc<ServerConfig>,
@@ -64,7 +62,6 @@ impl Proxy {
             tls: server_config(Arc::clone(&tables))?,
             tables,
             pool: Pool::start(Arc::clone(&limits), scope),
-            requests: Arc::new(Semaphore::new(limits.requests)),
             connections: Arc::default(),
             limits,
             scope: scope.clone(),

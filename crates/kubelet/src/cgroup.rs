@@ -9,7 +9,7 @@ pub use enforcement::{Enforcement, GroupLimits, ReservedGroup};
 
 use crate::container::resources::{self, CpuQuota, PodResources};
 use crate::pod::model::QosClass;
-use ferrite_cgroup::{Layout, Limits};
+use ferrite_cgroup::{Layout, Limits, cpu_weight};
 use ferrite_cri::v1::CgroupDriver;
 use ferrite_systemd::{Manager, Slice};
 use std::io;
@@ -167,6 +167,22 @@ impl Cgroups {
         Ok(self.layout.apply_available(&path, &limits)?)
     }
 
+    /// The resources that the pod's cgroup has; none without a group. Those that are as `goal` says, as far as the
+    /// kernel's numbers tell, are as `goal` says.
+    pub(crate) fn present(&self, qos: QosClass, uid: &str, goal: &PodResources) -> Option<PodResources> {
+        let path = self.directory(qos, uid);
+        if !self.layout.exists(&path) {
+            return None;
+        }
+        let has = self.layout.limits(&path);
+        Some(present(&has, &self.pod_limits(qos, goal), goal, self.layout.is_v2()))
+    }
+
+    /// Memory that the pod uses now.
+    pub(crate) fn memory_usage(&self, qos: QosClass, uid: &str) -> Option<u64> {
+        self.layout.memory(&self.directory(qos, uid)).map(|memory| memory.usage)
+    }
+
     /// Removes the pod's cgroup with all groups below it. Processes in it were ended before.
     pub(crate) fn remove_pod(&self, uid: &str) -> io::Result<()> {
         for qos in [QosClass::Guaranteed, QosClass::Burstable, QosClass::BestEffort] {
@@ -180,9 +196,65 @@ impl Cgroups {
     }
 }
 
+/// The least unit in which the kernel limits memory.
+const PAGE: i64 = 4096;
+
+/// The resources of a group that has the limits `has`, where `wants` would be those for `goal`.
+fn present(has: &Limits, wants: &Limits, goal: &PodResources, by_weight: bool) -> PodResources {
+    let weight = |shares: u64| if by_weight { cpu_weight(shares) } else { shares };
+    let other_shares = has.cpu_shares.filter(|has| wants.cpu_shares.map(weight) != Some(weight(*has)));
+    let pages = |limit: i64| if limit < 0 { -1 } else { limit / PAGE };
+    let other_memory = has.memory.filter(|has| wants.memory.map(pages) != Some(pages(*has)));
+    let other_quota = has.cpu_quota.filter(|has| wants.cpu_quota != Some(*has));
+    let period = has.cpu_period.and_then(|period| i64::try_from(period).ok()).unwrap_or(0).max(1);
+    let limit = |limit: i64| Some(limit).filter(|limit| *limit >= 0);
+    PodResources {
+        cpu_request: other_shares.map_or(goal.cpu_request, resources::milli_of_shares),
+        memory_limit: other_memory.map_or(goal.memory_limit, limit),
+        cpu_limit: other_quota
+            .map_or(goal.cpu_limit, |quota| limit(quota).map(|quota| quota.saturating_mul(1000) / period)),
+        ..*goal
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_group_is_read_in_the_words_of_its_pod() {
+        let cgroups = Cgroups::new(Layout::v1(Vec::new()), "/");
+        let goal = PodResources {
+            cpu_request: 100,
+            memory_request: 5,
+            cpu_limit: Some(500),
+            // The kernel rounds it to whole pages.
+            memory_limit: Some((64 << 20) + 1),
+            ephemeral_request: 7,
+        };
+        let limits = |cpu, quota, memory| {
+            let total = PodResources { cpu_request: cpu, cpu_limit: quota, memory_limit: memory, ..goal };
+            (cgroups.pod_limits(QosClass::Burstable, &total), total)
+        };
+        let (wants, _) = limits(goal.cpu_request, goal.cpu_limit, goal.memory_limit);
+        for (what, (has, expected)) in [
+            ("as it should be", limits(100, Some(500), Some(64 << 20))),
+            ("other shares", limits(2000, Some(500), Some(64 << 20))),
+            ("another quota", limits(100, Some(1500), Some(64 << 20))),
+            ("another limit of memory", limits(100, Some(500), Some(128 << 20))),
+            ("no limits", limits(100, None, None)),
+        ] {
+            for by_weight in [false, true] {
+                let found = present(&has, &wants, &goal, by_weight);
+                let memory_limit = match expected.memory_limit {
+                    Some(limit) if limit == 64 << 20 => goal.memory_limit,
+                    other => other,
+                };
+                assert_eq!(found, PodResources { memory_limit, ..expected }, "{what}");
+            }
+        }
+        assert_eq!(present(&Limits::default(), &wants, &goal, false), goal, "a kernel without limits");
+    }
 
     #[test]
     fn pods_live_below_their_class() {
@@ -226,6 +298,12 @@ mod tests {
         let Some(directory) = cgroups.layout.directory("memory", &relative) else { return };
         let file = directory.join(name);
         assert_eq!(std::fs::read_to_string(&file).unwrap().trim(), "67108864");
+        let other = PodResources { cpu_request: 2000, cpu_limit: None, memory_limit: None, ..total };
+        for goal in [total, other] {
+            assert_eq!(cgroups.present(QosClass::Burstable, "u", &goal), Some(total), "{goal:?}");
+        }
+        assert_eq!(cgroups.present(QosClass::Burstable, "v", &total), None);
+        assert!(cgroups.memory_usage(QosClass::Burstable, "u").is_some());
         cgroups.remove_pod("u").unwrap();
         assert!(!file.exists());
         drop(guard);

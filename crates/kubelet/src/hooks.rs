@@ -55,9 +55,9 @@ pub(crate) async fn run(
         })?;
         return match http_get(&request, HTTP_LIMIT).await {
             Ok(answer) if (200..400).contains(&answer.status) => Ok(()),
+            // The body is not repeated: the pod's author chose the host, and the node may reach more than they do.
             Ok(answer) => {
-                let body = String::from_utf8_lossy(&answer.body).into_owned();
-                let problem = format!("HTTP request failed with status {}: {body}", answer.status);
+                let problem = format!("HTTP request failed with status {}", answer.status);
                 Err(HookError::Http { path, container, problem })
             }
             Err(error) => Err(HookError::Http { path, container, problem: error.to_string() }),
@@ -68,4 +68,31 @@ pub(crate) async fn run(
         return Ok(());
     }
     Err(HookError::NoAction)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::Clock;
+    use crate::testing::FakeRuntime;
+    use ferrite_json::json;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    #[tokio::test]
+    async fn an_error_does_not_show_what_the_node_can_read() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let server = tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let _ = stream.read(&mut [0; 4096]).await.unwrap();
+            stream.write_all(b"HTTP/1.1 403 No\r\nContent-Length: 6\r\n\r\nsecret").await.unwrap();
+        });
+        let hook = json!({"httpGet": {"host": "127.0.0.1", "port": port, "path": "/private"}});
+        let hook: LifecycleHandler = ferrite_json::from_value(hook).unwrap();
+        let container = ferrite_json::from_value(json!({"name": "c"})).unwrap();
+        let target = Target { container_id: "i".into(), pod_ip: "192.0.2.1".into(), container };
+        let error = run(&FakeRuntime::new(Clock::System), &hook, &target).await.unwrap_err().to_string();
+        server.await.unwrap();
+        assert!(error.contains("403") && !error.contains("secret"), "{error}");
+    }
 }

@@ -12,6 +12,8 @@
 pub mod usage;
 
 use std::alloc::{GlobalAlloc, Layout};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use libmimalloc_sys as mi;
 
@@ -67,17 +69,38 @@ unsafe impl GlobalAlloc for Allocator {
     }
 }
 
+/// Counts the calls of [`give_back`].
+static ROUND: AtomicU64 = AtomicU64::new(0);
+
+thread_local! {
+    /// The last round in which this thread returned its free memory.
+    static RETURNED: Cell<u64> = const { Cell::new(0) };
+}
+
 /// Returns free memory to the system, and the pages of code that nothing runs any more. Worth a call when a burst of
 /// work is over.
+///
+/// A thread's heap can only be emptied by that thread. This call empties its caller's and asks all others to empty
+/// theirs, which they do in [`give_back_if_asked`].
 pub fn give_back() {
     unmap_code();
-    // SAFETY: empty pages are released; allocated memory stays where it is.
-    unsafe { mi::mi_collect(true) };
+    ROUND.fetch_add(1, Ordering::Relaxed);
+    give_back_if_asked();
     // C code has its own.
     #[cfg(target_env = "gnu")]
-    // SAFETY: as above.
+    // SAFETY: free memory is released; allocated memory stays where it is.
     unsafe {
         libc::malloc_trim(0);
+    }
+}
+
+/// Returns the free memory of this thread's heap, once after each call of [`give_back`]. Threads that live long call
+/// this before they wait for work; if they need not do anything, it costs next to nothing.
+pub fn give_back_if_asked() {
+    let round = ROUND.load(Ordering::Relaxed);
+    if RETURNED.replace(round) != round {
+        // SAFETY: empty pages are released; allocated memory stays where it is.
+        unsafe { mi::mi_collect(true) };
     }
 }
 
@@ -133,6 +156,42 @@ mod tests {
         let code = code_at(&own, (unmap_code as fn()) as usize);
         assert!(code.is_some_and(|(_, length)| length > 0), "{own}");
         unmap_code();
+    }
+
+    /// Blocks that one thread allocated and another freed are in the heap of the first.
+    #[test]
+    fn a_thread_that_waits_returns_memory_when_asked() {
+        const BLOCK: Layout = Layout::new::<[u8; 1000]>();
+        const BLOCKS: usize = 50_000;
+        let (give, take) = std::sync::mpsc::channel::<Vec<usize>>();
+        let (ask, asked) = std::sync::mpsc::channel::<()>();
+        let (answer, answered) = std::sync::mpsc::channel::<()>();
+        let owner = std::thread::spawn(move || {
+            // SAFETY: the layout has a size, and blocks are written within it.
+            let block = || unsafe {
+                let block = Allocator.alloc(BLOCK);
+                block.write_bytes(1, BLOCK.size());
+                block.expose_provenance()
+            };
+            give.send((0..BLOCKS).map(|_| block()).collect()).unwrap();
+            while asked.recv().is_ok() {
+                give_back_if_asked();
+                answer.send(()).unwrap();
+            }
+        });
+        let resident = || usage::rollup(std::process::id(), "Rss:");
+        for block in take.recv().unwrap() {
+            // SAFETY: each block comes from the allocator and is freed once.
+            unsafe { Allocator.dealloc(std::ptr::with_exposed_provenance_mut(block), BLOCK) };
+        }
+        give_back();
+        let before = resident();
+        ask.send(()).unwrap();
+        answered.recv().unwrap();
+        let after = resident();
+        drop(ask);
+        owner.join().unwrap();
+        assert!(after + 20_000 < before, "{before} KiB before, {after} KiB after");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use crate::{Cidr, IpFamily};
+use crate::{Bytes, Cidr, IpFamily};
 
 /// A 32-bit register, by number.
 pub type Register = u8;
@@ -193,13 +193,17 @@ pub fn in_range<S>(load: Expr<S>, range: Cidr, equal: bool) -> [Expr<S>; 3] {
         })
         .collect();
     let zero = vec![0; network.len()];
-    [load, Expr::Bitwise { from: 0, to: 0, mask, xor: zero }, Expr::Compare { with: 0, equal, data: network }]
+    [
+        load,
+        Expr::Bitwise { from: 0, to: 0, mask, xor: zero },
+        Expr::Compare { with: 0, equal, data: network.to_vec() },
+    ]
 }
 
-pub fn octets(address: IpAddr) -> Vec<u8> {
+pub fn octets(address: IpAddr) -> Bytes {
     match address {
-        IpAddr::V4(v4) => v4.octets().to_vec(),
-        IpAddr::V6(v6) => v6.octets().to_vec(),
+        IpAddr::V4(v4) => v4.octets().into(),
+        IpAddr::V6(v6) => v6.octets().into(),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use crate::expr::{Rule, octets};
-use crate::{Cidr, Protocol};
+use crate::{Bytes, Cidr, Protocol};
 
 /// Where in the packet's way a base chain is called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,18 +32,20 @@ pub struct Chain<S> {
 /// A key as the kernel has it: every field padded to whole words. Of a range, the first and the last key.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key {
-    pub first: Vec<u8>,
-    pub last: Option<Vec<u8>>,
+    /// Of a range, both keys one after the other.
+    bytes: Bytes,
+    is_range: bool,
 }
 
 impl Key {
     pub fn new(fields: &[&[u8]]) -> Self {
-        let mut first = Vec::with_capacity(fields.len() * 4);
-        for field in fields {
-            first.extend_from_slice(field);
-            first.resize(first.len().next_multiple_of(4), 0);
-        }
-        Self { first, last: None }
+        Self { bytes: Bytes::fields(fields), is_range: false }
+    }
+
+    /// All keys from the first to the last one, which have the same length.
+    pub fn range(first: &Self, last: &Self) -> Self {
+        debug_assert_eq!(first.first().len(), last.first().len(), "both ends have the same fields");
+        Self { bytes: Bytes::fields(&[first.first(), last.first()]), is_range: true }
     }
 
     pub fn service(address: IpAddr, protocol: Protocol, port: u16) -> Self {
@@ -61,9 +63,20 @@ impl Key {
     /// A source that may use an address.
     pub fn source(address: IpAddr, protocol: Protocol, port: u16, range: Cidr) -> Self {
         let with = |source: IpAddr| {
-            Self::new(&[&octets(address), &[protocol.number()], &port.to_be_bytes(), &octets(source)]).first
+            Self::new(&[&octets(address), &[protocol.number()], &port.to_be_bytes(), &octets(source)])
         };
-        Self { first: with(range.network()), last: Some(with(range.last())) }
+        Self::range(&with(range.network()), &with(range.last()))
+    }
+
+    /// The key; of a range, its first one.
+    pub fn first(&self) -> &[u8] {
+        let end = if self.is_range { self.bytes.len() / 2 } else { self.bytes.len() };
+        self.bytes.get(..end).unwrap_or_default()
+    }
+
+    /// The last key of a range.
+    pub fn last(&self) -> Option<&[u8]> {
+        self.bytes.get(self.bytes.len() / 2..).filter(|_| self.is_range)
     }
 }
 
@@ -71,7 +84,7 @@ impl Key {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Value {
     Member,
-    Bytes(Vec<u8>),
+    Bytes(Bytes),
     Goto(String),
 }
 
@@ -105,5 +118,20 @@ impl<S> Transaction<S> {
 impl<S> Default for Transaction<S> {
     fn default() -> Self {
         Self { rebuild: false, delete: Vec::new(), chains: Vec::new(), add: Vec::new() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_and_ranges() {
+        let key = Key::service([10, 0, 0, 1].into(), Protocol::Tcp, 0x1234);
+        assert_eq!((key.first(), key.last()), ([10, 0, 0, 1, 6, 0, 0, 0, 0x12, 0x34, 0, 0].as_slice(), None));
+        let range = Key::source([10, 0, 0, 1].into(), Protocol::Udp, 53, "192.0.2.0/24".parse().unwrap());
+        let end = |last: u8| [10, 0, 0, 1, 17, 0, 0, 0, 0, 53, 0, 0, 192, 0, 2, last];
+        assert_eq!((range.first(), range.last()), (end(0).as_slice(), Some(end(255).as_slice())));
+        assert_ne!(range, Key::new(&[&end(0), &end(255)]), "a range is not a key of its ends");
     }
 }

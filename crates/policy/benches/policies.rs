@@ -58,7 +58,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let transaction = engine.rebuild();
     let (elements, chains) = (transaction.add.len(), transaction.chains.len());
     let started = Instant::now();
-    table.apply(&transaction, &[])?;
+    table.apply(&transaction)?;
     println!("first transaction: {elements} elements, {chains} chains in {:?}", started.elapsed());
     for number in PODS..PODS + 5 {
         let (name, facts) = pod(number)?;
@@ -66,7 +66,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         engine.set_pod(&name, Some(facts));
         let transaction = engine.take_changes();
         let decided = started.elapsed();
-        table.apply(&transaction, &[])?;
+        table.apply(&transaction)?;
         println!(
             "one more pod: {} elements, {} chains; decided in {decided:?}, covered after {:?}",
             transaction.add.len(),

@@ -231,13 +231,13 @@ pub fn member_key(group: Id, address: IpAddr) -> Key {
 }
 
 pub fn block_key(rule: Id, (first, last): (IpAddr, IpAddr)) -> Key {
-    let end = |address| Key::new(&[&rule.to_ne_bytes(), &octets(address)]).first;
-    Key { first: end(first), last: Some(end(last)) }
+    let end = |address| Key::new(&[&rule.to_ne_bytes(), &octets(address)]);
+    Key::range(&end(first), &end(last))
 }
 
 pub fn port_key(rule: Id, (protocol, first, last): PortRange) -> Key {
-    let end = |port: u16| Key::new(&[&rule.to_ne_bytes(), &[protocol.number()], &port.to_be_bytes()]).first;
-    Key { first: end(first), last: Some(end(last)) }
+    let end = |port: u16| Key::new(&[&rule.to_ne_bytes(), &[protocol.number()], &port.to_be_bytes()]);
+    Key::range(&end(first), &end(last))
 }
 
 pub fn named_port_key(name: Id, address: IpAddr, port: &NamedPort) -> Key {

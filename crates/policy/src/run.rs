@@ -458,7 +458,7 @@ fn apply(
     retired: &[String],
 ) -> Result<bool, KernelError> {
     if !transaction.is_empty() {
-        table.apply(transaction, &[])?;
+        table.apply(transaction)?;
     }
     if !retired.is_empty()
         && let Err(error) = table.delete_chains(retired)

@@ -23,10 +23,12 @@ impl PodView {
             return Ok(None);
         }
         let classes = table.elements(PolicySet::Classes)?;
-        let key = Key::address(address).first;
+        let key = Key::address(address);
         let mut chain = |direction: Direction| -> Result<Option<String>, KernelError> {
             let pods = table.elements(pods_set(direction))?;
-            let Some(pod) = pods.into_iter().find(|element| element.key == key) else { return Ok(None) };
+            let Some(pod) = pods.into_iter().find(|element| element.key == key.first()) else {
+                return Ok(None);
+            };
             let class = classes.iter().find(|class| class.key == pod.value);
             Ok(class.and_then(|class| class.chain.clone()))
         };

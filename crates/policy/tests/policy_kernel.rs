@@ -28,7 +28,7 @@ impl Guard {
         let mut guard = self.0.lock().unwrap();
         let (engine, table) = &mut *guard;
         change(engine);
-        table.apply(&engine.take_changes(), &[]).unwrap();
+        table.apply(&engine.take_changes()).unwrap();
         let retired = engine.take_retired();
         if !retired.is_empty() {
             table.delete_chains(&retired).unwrap();
@@ -44,7 +44,7 @@ impl Guard {
     fn rebuild(&self) {
         let mut guard = self.0.lock().unwrap();
         let (engine, table) = &mut *guard;
-        table.apply(&engine.rebuild(), &[]).unwrap();
+        table.apply(&engine.rebuild()).unwrap();
     }
 }
 

@@ -1,20 +1,28 @@
 //! Measures the time and memory of a table with many Services: `cargo xtask bench network`, or
 //! `cargo bench -p ferrite-proxy --bench services -- 10000 10`.
 //!
-//! Needs root. It works in a network namespace of its own, which ends with it.
+//! Needs root. It works in a network namespace of its own, which ends with it. Times are followed by the processor time
+//! in the program and in the kernel: other work on the machine changes those little.
 
+use std::collections::HashMap;
 use std::error::Error;
 use std::time::{Duration, Instant};
 
-use ferrite_nft::{OwnGenerations, Table};
+use ferrite_memory::usage::rollup;
+use ferrite_nft::{Monitor, OwnGenerations, Table};
 use ferrite_proxy::layout::{LayoutConfig, LocalTraffic, NodePortAddresses};
 use ferrite_proxy::model::{IpFamily, NodeFacts};
 use ferrite_proxy::sync::{FamilyProxy, ServedPort, served_ports};
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use nix::sys::resource::{UsageWho, getrusage};
 use serde_json::json;
 
+#[global_allocator]
+static ALLOCATOR: ferrite_memory::Allocator = ferrite_memory::Allocator;
+
 const CHANGES: u32 = 100;
+const TABLE: &str = "kube-proxy-scale";
 
 fn main() -> Result<(), Box<dyn Error>> {
     // Cargo adds an option of its own.
@@ -32,29 +40,31 @@ fn main() -> Result<(), Box<dyn Error>> {
         untracked_bridge: None,
         service_cidrs: vec!["10.96.0.0/12".parse()?],
     };
-    let table = Table::open(IpFamily::V4, "kube-proxy-scale", None, OwnGenerations::default())?;
+    let own = OwnGenerations::default();
+    let table = Table::open(IpFamily::V4, TABLE, None, own.clone())?;
     let mut proxy = FamilyProxy::new(config, table);
-    let empty = private_memory();
+    let memory = Memory::start();
 
-    let started = Instant::now();
+    println!("{services} Services with {endpoints} endpoints each");
+    let deciding = Watch::start();
+    // The proxy keeps the ports of every Service, to see what a change changes.
+    let mut kept: HashMap<String, Vec<ServedPort>> = HashMap::new();
     for number in 0..services {
-        proxy.update("ns", &format!("s{number}"), &ports(number, &(0..endpoints).collect::<Vec<_>>())?);
+        let ports = ports(number, &(0..endpoints).collect::<Vec<_>>())?;
+        let name = format!("s{number}");
+        proxy.update("ns", &name, &ports);
+        kept.insert(name, ports);
     }
-    println!("{services} Services with {endpoints} endpoints each: decided in {:?}", started.elapsed());
-    let started = Instant::now();
+    println!("  objects parsed and elements decided: {}", deciding.stop());
+    let watch = Watch::start();
     let synced = proxy.sync()?;
-    println!(
-        "first transaction: {:?}, {} elements, {} chains",
-        started.elapsed(),
-        synced.added,
-        synced.chains
-    );
-
-    println!("private memory for it: {} KiB", private_memory().saturating_sub(empty));
+    println!("  first table: {}; {} elements, {} chains", watch.stop(), synced.added, synced.chains);
+    println!("  memory for it: {}", memory.since());
+    ferrite_memory::give_back();
+    println!("  memory after free pages went back to the system: {}", memory.since());
 
     // Every change is another Service's, so that none is like the one before.
-    let mut replaced = Vec::new();
-    let mut removed = Vec::new();
+    let (mut replaced, mut removed) = (Vec::new(), Vec::new());
     for number in 0..CHANGES.min(services) {
         let mut list: Vec<u32> = (0..endpoints).collect();
         list[0] = endpoints;
@@ -62,12 +72,21 @@ fn main() -> Result<(), Box<dyn Error>> {
         list.pop();
         removed.push(measure(&mut proxy, number, &list)?);
     }
-    println!("one endpoint replaced: median {:?}", median(replaced));
-    println!("one endpoint removed: median {:?}", median(removed));
+    println!("  one endpoint replaced: median {:?}", median(replaced));
+    println!("  one endpoint removed: median {:?}", median(removed));
     proxy.invalidate();
-    let started = Instant::now();
+    let watch = Watch::start();
     proxy.sync()?;
-    println!("the whole table again: {:?}", started.elapsed());
+    println!("  the whole table again: {}", watch.stop());
+    // The proxy has a monitor, and the kernel writes it a notice of every element.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let guard = runtime.enter();
+    let monitor = Monitor::open(TABLE, None, own)?;
+    proxy.invalidate();
+    let watch = Watch::start();
+    proxy.sync()?;
+    println!("  the whole table again, with a monitor: {}", watch.stop());
+    drop((monitor, guard, kept));
     Ok(())
 }
 
@@ -79,11 +98,73 @@ fn measure(proxy: &mut FamilyProxy, service: u32, endpoints: &[u32]) -> Result<D
     Ok(started.elapsed())
 }
 
-/// KiB that this process alone has.
-fn private_memory() -> u64 {
-    let text = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap_or_default();
-    let private = text.lines().filter(|line| line.starts_with("Private_"));
-    private.filter_map(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok()).sum()
+/// Time on the clock, and of a processor in the program and in the kernel.
+#[derive(Debug, Clone, Copy, Default)]
+struct Times {
+    wall: Duration,
+    user: Duration,
+    system: Duration,
+}
+
+impl std::fmt::Display for Times {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let [wall, user, system] = [self.wall, self.user, self.system].map(|time| time.as_secs_f64() * 1e3);
+        write!(f, "{wall:.1} ms ({user:.1} ms in the program, {system:.1} ms in the kernel)")
+    }
+}
+
+struct Watch(Instant, Times);
+
+impl Watch {
+    fn start() -> Self {
+        Self(Instant::now(), used())
+    }
+
+    fn stop(self) -> Times {
+        let now = used();
+        Times { wall: self.0.elapsed(), user: now.user - self.1.user, system: now.system - self.1.system }
+    }
+}
+
+/// The processor time of this process.
+fn used() -> Times {
+    let time = |value: nix::sys::time::TimeVal| {
+        Duration::new(value.tv_sec().unsigned_abs(), u32::try_from(value.tv_usec() * 1000).unwrap_or(0))
+    };
+    getrusage(UsageWho::RUSAGE_SELF).map_or_else(
+        |_| Times::default(),
+        |usage| Times {
+            wall: Duration::ZERO,
+            user: time(usage.user_time()),
+            system: time(usage.system_time()),
+        },
+    )
+}
+
+/// KiB that this process alone has, and the most that were resident since the start.
+struct Memory {
+    private: u64,
+    resident: u64,
+}
+
+impl Memory {
+    fn start() -> Self {
+        // The most so far is forgotten.
+        let _ = std::fs::write("/proc/self/clear_refs", "5");
+        Self { private: rollup(std::process::id(), "Private_"), resident: status("VmRSS:") }
+    }
+
+    fn since(&self) -> String {
+        let private = rollup(std::process::id(), "Private_").saturating_sub(self.private);
+        let most = status("VmHWM:").saturating_sub(self.resident);
+        format!("{private} KiB private, {most} KiB at most")
+    }
+}
+
+fn status(key: &str) -> u64 {
+    let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = text.lines().find(|line| line.starts_with(key));
+    line.and_then(|line| line.split_whitespace().nth(1)?.parse().ok()).unwrap_or(0)
 }
 
 fn median(mut times: Vec<Duration>) -> Duration {

@@ -3,7 +3,7 @@
 //! A client that keeps its socket keeps the entry alive, and the entry keeps the client at an endpoint that nobody
 //! serves any more. TCP does not need this: such a connection breaks.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::net::IpAddr;
 use std::path::Path;
 
@@ -30,8 +30,8 @@ struct Flow {
 /// The addresses of UDP Services with the endpoints that serve each.
 #[derive(Debug, Default)]
 struct Frontends<'a> {
-    addresses: HashMap<EndpointAddress, &'a BTreeSet<EndpointAddress>>,
-    node_ports: HashMap<u16, &'a BTreeSet<EndpointAddress>>,
+    addresses: HashMap<EndpointAddress, &'a [EndpointAddress]>,
+    node_ports: HashMap<u16, &'a [EndpointAddress]>,
 }
 
 impl<'a> Frontends<'a> {
@@ -46,8 +46,8 @@ impl<'a> Frontends<'a> {
             let ips =
                 [&port.cluster_ip].into_iter().chain(&port.external_ips).chain(&port.load_balancer_vips);
             all.addresses
-                .extend(ips.map(|ip| (EndpointAddress { ip: *ip, port: port.port }, &served.serving)));
-            all.node_ports.extend(port.node_port.map(|number| (number, &served.serving)));
+                .extend(ips.map(|ip| (EndpointAddress { ip: *ip, port: port.port }, &*served.serving)));
+            all.node_ports.extend(port.node_port.map(|number| (number, &*served.serving)));
         }
         all
     }
@@ -55,7 +55,7 @@ impl<'a> Frontends<'a> {
     fn is_stale(&self, flow: Flow) -> bool {
         let by_address = self.addresses.get(&flow.destination);
         let serving = by_address.or_else(|| self.node_ports.get(&flow.destination.port));
-        serving.is_some_and(|serving| !serving.contains(&flow.server))
+        serving.is_some_and(|serving| serving.binary_search(&flow.server).is_err())
     }
 }
 

@@ -3,13 +3,19 @@
 //! A change of one service port costs elements in proportion to the change: an endpoint that comes or goes moves at
 //! most one other endpoint to another index, and no rule is written unless a class appears for the first time.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+mod owners;
 
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::fmt::{self, Write as _};
+use std::sync::Arc;
+
+use self::owners::{Claimant, ClassNumber, HeldClaim, Owners};
 use crate::layout::{
     BaseChain, Claim, ClaimValue, Class, DesiredPort, Key, LayoutConfig, NodePortAddresses, Policy, SetName,
     base_chains, class_chains,
 };
 use crate::model::{EndpointAddress, ServicePortName};
+use ferrite_nft::Bytes;
 pub use ferrite_nft::Value;
 
 pub type Element = ferrite_nft::Element<SetName>;
@@ -19,36 +25,36 @@ pub type Transaction = ferrite_nft::Transaction<SetName>;
 const IDLE_CLASSES: usize = 64;
 
 struct ClassState {
-    number: u32,
+    class: Class,
     /// Claims that have it.
     uses: usize,
 }
 
 /// A service port in the table.
+#[derive(Default)]
 struct PortState {
     id: u64,
-    claims: Vec<Claim>,
-    cluster: Vec<EndpointAddress>,
-    local: Vec<EndpointAddress>,
+    claims: Box<[HeldClaim]>,
+    cluster: Arc<[EndpointAddress]>,
+    local: Arc<[EndpointAddress]>,
     affinity: bool,
 }
 
-/// The claimants of an element; the first one has it. Two Services with one external address are a mistake
-/// of their owners; the second gets the address when the first gives it up.
-type Claimants = Vec<(ServicePortName, Value)>;
-
 /// The table as it is, or will be after the transactions that were taken from here.
+///
+/// A name is stored once; elements are not stored at all but made from the claims and endpoints of service ports.
 pub struct Programmed {
     config: LayoutConfig,
-    ports: BTreeMap<ServicePortName, PortState>,
-    claims: HashMap<(SetName, Key), Claimants>,
-    classes: HashMap<Class, ClassState>,
-    next_class: u32,
+    ports: BTreeMap<Arc<ServicePortName>, PortState>,
+    owners: Owners,
+    classes: BTreeMap<ClassNumber, ClassState>,
+    class_numbers: HashMap<Class, ClassNumber>,
+    next_class: ClassNumber,
     /// Chains in the kernel, with the number of classes that need each.
     chains: HashMap<String, usize>,
     /// Chains in the kernel that no class needs.
     retired: BTreeSet<String>,
-    ids: HashMap<u64, ServicePortName>,
+    ids: HashMap<u64, Arc<ServicePortName>>,
     changes: Changes,
 }
 
@@ -62,12 +68,17 @@ struct ElementChange {
 /// The changes of the transaction that is being made.
 #[derive(Default)]
 struct Changes {
+    /// False while the next transaction is one that makes the whole table: nobody needs single changes then.
+    are_needed: bool,
     elements: HashMap<(SetName, Key), ElementChange>,
     chains: Vec<BaseChain>,
 }
 
 impl Changes {
     fn set(&mut self, set: SetName, key: Key, before: Option<Value>, after: Option<Value>, comment: &str) {
+        if !self.are_needed {
+            return;
+        }
         let new = || ElementChange { before, after: None, comment: String::new() };
         let change = self.elements.entry((set, key)).or_insert_with(new);
         change.after = after;
@@ -81,9 +92,10 @@ impl Programmed {
         Self {
             config,
             ports: BTreeMap::new(),
-            claims: HashMap::new(),
-            classes: HashMap::new(),
-            next_class: 1,
+            owners: Owners::default(),
+            classes: BTreeMap::new(),
+            class_numbers: HashMap::new(),
+            next_class: ClassNumber::MIN,
             chains: HashMap::new(),
             retired: BTreeSet::new(),
             ids: HashMap::new(),
@@ -101,67 +113,58 @@ impl Programmed {
     }
 
     /// Names of the service ports of one Service.
-    pub fn ports_of(&self, namespace: &str, service: &str) -> Vec<ServicePortName> {
+    pub fn ports_of(&self, namespace: &str, service: &str) -> Vec<Arc<ServicePortName>> {
         let first = ServicePortName {
             namespace: namespace.to_owned(),
             service: service.to_owned(),
             port: String::new(),
             protocol: crate::model::Protocol::Tcp,
         };
-        let own = |name: &&ServicePortName| name.namespace == namespace && name.service == service;
-        self.ports.range(first..).map(|(name, _)| name).take_while(own).cloned().collect()
+        let own = |name: &&Arc<ServicePortName>| name.namespace == namespace && name.service == service;
+        self.ports
+            .range::<ServicePortName, _>(&first..)
+            .map(|(name, _)| name)
+            .take_while(own)
+            .cloned()
+            .collect()
     }
 
     /// Records the needs of a service port; `None` if it is gone.
-    pub fn update(&mut self, name: &ServicePortName, desired: Option<DesiredPort>) {
+    pub fn update(&mut self, name: &Arc<ServicePortName>, desired: Option<DesiredPort>) {
         let before = self.ports.remove(name);
         let Some(desired) = desired else {
             if let Some(before) = before {
-                self.release(name, &before.claims);
-                self.endpoints(
-                    name,
-                    &before,
-                    &PortState { claims: Vec::new(), cluster: Vec::new(), local: Vec::new(), ..before },
-                );
+                self.release(before.id, before.claims.iter());
+                let after = PortState { id: before.id, ..PortState::default() };
+                self.endpoints(name, &before, &after);
                 self.ids.remove(&before.id);
             }
             return;
         };
-        let id = match &before {
-            Some(before) => before.id,
-            None => self.new_id(name),
-        };
-        let before = before.unwrap_or(PortState {
-            id,
-            claims: Vec::new(),
-            cluster: Vec::new(),
-            local: Vec::new(),
-            affinity: false,
-        });
+        let before = before.unwrap_or_else(|| PortState { id: self.new_id(name), ..PortState::default() });
         let after = PortState {
-            id,
+            id: before.id,
             cluster: reslot(&before.cluster, &desired.cluster),
             local: reslot(&before.local, &desired.local),
-            claims: desired.claims,
+            claims: without_repeats(desired.claims.into_iter().map(|claim| self.hold(claim)).collect()),
             affinity: desired.affinity,
         };
         if before.claims != after.claims {
             // Claims of a port change as a whole, except the many that stay: those are neither released nor made.
-            let stay = |ours: &[Claim], theirs: &[Claim]| -> Vec<Claim> {
-                ours.iter().filter(|claim| !theirs.contains(claim)).cloned().collect()
-            };
-            let (gone, fresh) = (stay(&before.claims, &after.claims), stay(&after.claims, &before.claims));
-            self.release(name, &gone);
-            self.claim(name, id, &fresh);
+            let had: HashSet<&HeldClaim> = before.claims.iter().collect();
+            let wanted: HashSet<&HeldClaim> = after.claims.iter().collect();
+            self.release(before.id, before.claims.iter().filter(|claim| !wanted.contains(claim)));
+            self.claim(before.id, after.claims.iter().filter(|claim| !had.contains(claim)));
         }
         self.endpoints(name, &before, &after);
-        self.ports.insert(name.clone(), after);
+        self.ports.insert(Arc::clone(name), after);
     }
 
     /// The changes noted since the last transaction.
     pub fn take_changes(&mut self) -> Transaction {
         self.retire_idle_classes();
-        let changes = std::mem::take(&mut self.changes);
+        let next = Changes { are_needed: true, ..Changes::default() };
+        let changes = std::mem::replace(&mut self.changes, next);
         let mut transaction = Transaction { chains: changes.chains, ..Transaction::default() };
         for ((set, key), ElementChange { before, after, comment }) in changes.elements {
             if before == after {
@@ -185,29 +188,32 @@ impl Programmed {
         transaction
     }
 
+    /// The next transaction will be [`rebuild`](Self::rebuild).
+    pub fn expect_rebuild(&mut self) {
+        self.changes = Changes::default();
+    }
+
     /// A transaction that makes the whole table, whatever the kernel has.
     pub fn rebuild(&mut self) -> Transaction {
-        self.changes = Changes::default();
+        self.changes = Changes { are_needed: true, ..Changes::default() };
         self.retired.clear();
         self.chains.clear();
         self.classes.retain(|_, class| class.uses > 0);
+        self.class_numbers.retain(|_, number| self.classes.contains_key(number));
         let mut transaction =
             Transaction { rebuild: true, chains: base_chains(&self.config), ..Transaction::default() };
-        let mut add = |set, key, value, comment: &str| {
-            let comment = Some(comment.to_owned()).filter(|text| !text.is_empty());
-            transaction.add.push(Element { set, key, value, comment });
+        let mut add = |set, key, value| {
+            transaction.add.push(Element { set, key, value, comment: None });
         };
         if let NodePortAddresses::Only(addresses) = &self.config.node_port_addresses {
             let own: BTreeSet<_> = addresses.iter().filter(|ip| !ip.is_loopback()).copied().collect();
             for address in own.into_iter().filter(|ip| crate::model::IpFamily::of(*ip) == self.config.family)
             {
-                add(SetName::NodePortIps, Key::address(address), Value::Member, "");
+                add(SetName::NodePortIps, Key::address(address), Value::Member);
             }
         }
-        let mut classes: Vec<_> = self.classes.iter().collect();
-        classes.sort_by_key(|(_, state)| state.number);
         let mut chains = Vec::new();
-        for (class, state) in classes {
+        for (number, ClassState { class, .. }) in &self.classes {
             for chain in class_chains(*class, &self.config) {
                 let uses = self.chains.entry(chain.name.clone()).or_insert(0);
                 if *uses == 0 {
@@ -215,31 +221,43 @@ impl Programmed {
                 }
                 *uses += 1;
             }
-            add(SetName::Classes, class_key(state.number), Value::Goto(class.chain()), "");
+            add(SetName::Classes, class_key(*number), Value::Goto(class.chain()));
         }
-        for ((set, key), claimants) in &self.claims {
-            if let Some((owner, value)) = claimants.first() {
-                add(*set, key.clone(), value.clone(), &comment_of(*set, owner));
-            }
+        transaction.chains.extend(chains);
+        transaction
+    }
+
+    /// The number of elements of [`each_element`](Self::each_element).
+    pub fn element_count(&self) -> usize {
+        let of_port =
+            |port: &PortState| (port.cluster.len() + port.local.len()) * if port.affinity { 2 } else { 1 };
+        self.owners.len() + self.ports.values().map(of_port).sum::<usize>()
+    }
+
+    /// Calls `each` with the elements that a table needs besides those of [`rebuild`](Self::rebuild): those of
+    /// service ports. They are made for the call, and those of one set are neighbours.
+    pub fn each_element(&self, each: &mut dyn FnMut(Element)) {
+        for (set, key, claimant) in self.owners.iter() {
+            let (value, comment) = (claimed_value(claimant), self.comment_of(set, claimant.id));
+            each(Element { set, key: key.clone(), value, comment });
         }
+        let policies = [Policy::Cluster, Policy::Local];
         for port in self.ports.values() {
-            for (policy, endpoints) in [(Policy::Cluster, &port.cluster), (Policy::Local, &port.local)] {
-                for (index, endpoint) in endpoints.iter().enumerate() {
-                    add(
-                        SetName::Endpoints,
-                        index_key(port.id, policy, index),
-                        Value::Bytes(endpoint_value(endpoint)),
-                        "",
-                    );
-                    if port.affinity {
-                        add(policy.affinity_set(), affinity_key(port.id, endpoint), Value::Member, "");
-                    }
+            for policy in policies {
+                for (index, endpoint) in port.of(policy).iter().enumerate() {
+                    let (key, value) = (index_key(port.id, policy, index), endpoint_value(endpoint));
+                    each(Element { set: SetName::Endpoints, key, value, comment: None });
                 }
             }
         }
-        transaction.chains.extend(chains);
-        transaction.add.sort_by(|a, b| (a.set, &a.key).cmp(&(b.set, &b.key)));
-        transaction
+        for policy in policies {
+            for port in self.ports.values().filter(|port| port.affinity) {
+                for endpoint in port.of(policy).iter() {
+                    let (set, key) = (policy.affinity_set(), affinity_key(port.id, endpoint));
+                    each(Element { set, key, value: Value::Member, comment: None });
+                }
+            }
+        }
     }
 
     /// Chains that no class needs, callers before called ones. They stay noted until [`chains_deleted`](Self::chains_deleted).
@@ -252,68 +270,88 @@ impl Programmed {
         self.retired.clear();
     }
 
-    fn new_id(&mut self, name: &ServicePortName) -> u64 {
-        let mut id = hash(&name.to_string());
+    fn new_id(&mut self, name: &Arc<ServicePortName>) -> u64 {
+        let mut id = hash(name);
         while self.ids.contains_key(&id) {
             id = id.wrapping_add(1);
         }
-        self.ids.insert(id, name.clone());
+        self.ids.insert(id, Arc::clone(name));
         id
     }
 
-    fn claim(&mut self, name: &ServicePortName, id: u64, claims: &[Claim]) {
+    /// Names of addresses are for people who list the table.
+    fn comment_of(&self, set: SetName, id: u64) -> Option<String> {
+        match set {
+            SetName::ServiceIps | SetName::ServiceNodePorts => self.ids.get(&id).map(ToString::to_string),
+            _ => None,
+        }
+    }
+
+    fn hold(&mut self, claim: Claim) -> HeldClaim {
+        let class = match claim.value {
+            ClaimValue::Member => None,
+            ClaimValue::Class(class) => Some(self.class_number(class)),
+        };
+        HeldClaim { key: claim.key, class, set: claim.set }
+    }
+
+    fn claim<'a>(&mut self, id: u64, claims: impl Iterator<Item = &'a HeldClaim>) {
         for claim in claims {
-            let value = match claim.value {
-                ClaimValue::Member => Value::Member,
-                ClaimValue::Class(class) => Value::Bytes(class_value(self.use_class(class), id)),
-            };
-            let claimants = self.claims.entry((claim.set, claim.key.clone())).or_default();
-            claimants.push((name.clone(), value));
-            if let [(owner, value)] = claimants.as_slice() {
-                let comment = comment_of(claim.set, owner);
-                self.changes.set(claim.set, claim.key.clone(), None, Some(value.clone()), &comment);
-            } else if claim.set == SetName::ServiceIps || claim.set == SetName::ServiceNodePorts {
-                tracing::warn!(port = %name, owner = %claimants[0].0, "two service ports have the same address; the first keeps it");
+            if let Some(number) = claim.class {
+                self.use_class(number);
+            }
+            match self.owners.claim(claim, id) {
+                Ok(()) => {
+                    let value = claimed_value(Claimant { id, class: claim.class });
+                    let comment = self.comment_of(claim.set, id).unwrap_or_default();
+                    self.changes.set(claim.set, claim.key.clone(), None, Some(value), &comment);
+                }
+                Err(owner)
+                    if owner != id
+                        && matches!(claim.set, SetName::ServiceIps | SetName::ServiceNodePorts) =>
+                {
+                    let name = |id: u64| self.ids.get(&id).map(ToString::to_string).unwrap_or_default();
+                    tracing::warn!(
+                        port = name(id),
+                        owner = name(owner),
+                        "two service ports have the same address; the first keeps it"
+                    );
+                }
+                Err(_) => {}
             }
         }
     }
 
-    fn release(&mut self, name: &ServicePortName, claims: &[Claim]) {
+    fn release<'a>(&mut self, id: u64, claims: impl Iterator<Item = &'a HeldClaim>) {
         for claim in claims {
-            if let ClaimValue::Class(class) = claim.value
-                && let Some(state) = self.classes.get_mut(&class)
-            {
+            if let Some(state) = claim.class.and_then(|number| self.classes.get_mut(&number)) {
                 state.uses -= 1;
             }
-            let entry = (claim.set, claim.key.clone());
-            let Some(claimants) = self.claims.get_mut(&entry) else { continue };
-            let Some(position) = claimants.iter().position(|(owner, _)| owner == name) else { continue };
-            let (_, before) = claimants.remove(position);
-            if position == 0 {
-                let after = claimants.first();
-                let comment = after.map(|(owner, _)| comment_of(claim.set, owner)).unwrap_or_default();
-                self.changes.set(
-                    claim.set,
-                    claim.key.clone(),
-                    Some(before),
-                    after.map(|(_, value)| value.clone()),
-                    &comment,
-                );
-            }
-            if claimants.is_empty() {
-                self.claims.remove(&entry);
-            }
+            let Some(released) = self.owners.release(claim, id) else { continue };
+            let before = claimed_value(Claimant { id, class: claim.class });
+            let comment = released.next.and_then(|next| self.comment_of(claim.set, next.id));
+            self.changes.set(
+                claim.set,
+                claim.key.clone(),
+                Some(before),
+                released.next.map(claimed_value),
+                &comment.unwrap_or_default(),
+            );
         }
     }
 
-    fn use_class(&mut self, class: Class) -> u32 {
-        if let Some(state) = self.classes.get_mut(&class) {
-            state.uses += 1;
-            return state.number;
+    /// The number of a class, which is in the table only when it is used.
+    fn class_number(&mut self, class: Class) -> ClassNumber {
+        if let Some(number) = self.class_numbers.get(&class) {
+            return *number;
         }
-        let number = self.next_class;
-        self.next_class += 1;
-        self.classes.insert(class, ClassState { number, uses: 1 });
+        let mut number = self.next_class;
+        while self.classes.contains_key(&number) {
+            number = number.checked_add(1).unwrap_or(ClassNumber::MIN);
+        }
+        self.next_class = number.checked_add(1).unwrap_or(ClassNumber::MIN);
+        self.classes.insert(number, ClassState { class, uses: 0 });
+        self.class_numbers.insert(class, number);
         for chain in class_chains(class, &self.config) {
             let uses = self.chains.entry(chain.name.clone()).or_insert(0);
             *uses += 1;
@@ -325,16 +363,23 @@ impl Programmed {
         number
     }
 
+    fn use_class(&mut self, number: ClassNumber) {
+        if let Some(state) = self.classes.get_mut(&number) {
+            state.uses += 1;
+        }
+    }
+
     fn retire_idle_classes(&mut self) {
-        let idle: Vec<Class> =
-            self.classes.iter().filter(|(_, state)| state.uses == 0).map(|(class, _)| *class).collect();
+        let idle: Vec<ClassNumber> =
+            self.classes.iter().filter(|(_, state)| state.uses == 0).map(|(number, _)| *number).collect();
         if idle.len() <= IDLE_CLASSES + self.classes.len() - idle.len() {
             return;
         }
-        for class in idle {
-            let Some(state) = self.classes.remove(&class) else { continue };
+        for number in idle {
+            let Some(ClassState { class, .. }) = self.classes.remove(&number) else { continue };
+            self.class_numbers.remove(&class);
             let value = Value::Goto(class.chain());
-            self.changes.set(SetName::Classes, class_key(state.number), Some(value), None, "");
+            self.changes.set(SetName::Classes, class_key(number), Some(value), None, "");
             for chain in class_chains(class, &self.config) {
                 if let Some(uses) = self.chains.get_mut(&chain.name) {
                     *uses -= 1;
@@ -348,20 +393,24 @@ impl Programmed {
     }
 
     fn endpoints(&mut self, name: &ServicePortName, before: &PortState, after: &PortState) {
-        let comment = name.to_string();
+        if !self.changes.are_needed {
+            return;
+        }
         for (policy, old, new) in
             [(Policy::Cluster, &before.cluster, &after.cluster), (Policy::Local, &before.local, &after.local)]
         {
             for index in 0..old.len().max(new.len()) {
                 let (old, new) = (old.get(index), new.get(index));
                 if old != new {
-                    let value = |endpoint: Option<&EndpointAddress>| {
-                        endpoint.map(|e| Value::Bytes(endpoint_value(e)))
-                    };
                     let key = index_key(after.id, policy, index);
-                    self.changes.set(SetName::Endpoints, key, value(old), value(new), "");
+                    let (old, new) = (old.map(endpoint_value), new.map(endpoint_value));
+                    self.changes.set(SetName::Endpoints, key, old, new, "");
                 }
             }
+            if !before.affinity && !after.affinity {
+                continue;
+            }
+            let comment = name.to_string();
             let old: HashSet<_> = old.iter().filter(|_| before.affinity).collect();
             let new: HashSet<_> = new.iter().filter(|_| after.affinity).collect();
             let member = |there: bool| there.then_some(Value::Member);
@@ -374,8 +423,21 @@ impl Programmed {
     }
 }
 
-/// Puts the wanted endpoints into slots so that as few as possible change their place.
-fn reslot(old: &[EndpointAddress], want: &[EndpointAddress]) -> Vec<EndpointAddress> {
+/// Two lists of a Service may name the same address.
+fn without_repeats(mut claims: Vec<HeldClaim>) -> Box<[HeldClaim]> {
+    let mut seen = HashSet::with_capacity(claims.len());
+    let first: Vec<bool> = claims.iter().map(|claim| seen.insert(claim)).collect();
+    let mut first = first.into_iter();
+    claims.retain(|_| first.next().unwrap_or(true));
+    claims.into()
+}
+
+/// Puts the wanted endpoints into slots so that as few as possible change their place. The list is shared with one of
+/// the given ones if it has the same order.
+fn reslot(old: &Arc<[EndpointAddress]>, want: &Arc<[EndpointAddress]>) -> Arc<[EndpointAddress]> {
+    if old.is_empty() || old == want {
+        return Arc::clone(want);
+    }
     let wanted: HashSet<_> = want.iter().collect();
     let had: HashSet<_> = old.iter().collect();
     let mut fresh = want.iter().filter(|endpoint| !had.contains(endpoint)).copied();
@@ -392,22 +454,33 @@ fn reslot(old: &[EndpointAddress], want: &[EndpointAddress]) -> Vec<EndpointAddr
         }
     }
     slots.extend(fresh);
-    slots
-}
-
-fn comment_of(set: SetName, owner: &ServicePortName) -> String {
-    match set {
-        SetName::ServiceIps | SetName::ServiceNodePorts => owner.to_string(),
-        _ => String::new(),
+    match slots {
+        slots if *slots == **old => Arc::clone(old),
+        slots if *slots == **want => Arc::clone(want),
+        slots => slots.into(),
     }
 }
 
-fn class_key(number: u32) -> Key {
-    Key::new(&[&number.to_ne_bytes()])
+impl PortState {
+    fn of(&self, policy: Policy) -> &[EndpointAddress] {
+        match policy {
+            Policy::Cluster => &self.cluster,
+            Policy::Local => &self.local,
+        }
+    }
 }
 
-fn class_value(number: u32, id: u64) -> Vec<u8> {
-    [number.to_ne_bytes().as_slice(), &id.to_ne_bytes()].concat()
+fn class_key(number: ClassNumber) -> Key {
+    Key::new(&[&number.get().to_ne_bytes()])
+}
+
+fn claimed_value(claimant: Claimant) -> Value {
+    match claimant.class {
+        None => Value::Member,
+        Some(number) => {
+            Value::Bytes(Bytes::fields(&[&number.get().to_ne_bytes(), &claimant.id.to_ne_bytes()]))
+        }
+    }
 }
 
 fn index_key(id: u64, policy: Policy, index: usize) -> Key {
@@ -415,19 +488,31 @@ fn index_key(id: u64, policy: Policy, index: usize) -> Key {
     Key::new(&[&id.to_ne_bytes(), &index.to_ne_bytes()])
 }
 
-fn endpoint_value(endpoint: &EndpointAddress) -> Vec<u8> {
-    Key::new(&[&ferrite_nft::octets(endpoint.ip), &endpoint.port.to_be_bytes()]).first
+fn endpoint_value(endpoint: &EndpointAddress) -> Value {
+    Value::Bytes(Bytes::fields(&[&ferrite_nft::octets(endpoint.ip), &endpoint.port.to_be_bytes()]))
 }
 
 fn affinity_key(id: u64, endpoint: &EndpointAddress) -> Key {
-    Key::new(&[&id.to_ne_bytes(), &endpoint_value(endpoint)])
+    Key::new(&[&id.to_ne_bytes(), &ferrite_nft::octets(endpoint.ip), &endpoint.port.to_be_bytes()])
 }
 
 /// FNV-1a: stable across versions and machines, which the standard hasher is not.
-fn hash(text: &str) -> u64 {
-    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    })
+struct Fnv(u64);
+
+impl fmt::Write for Fnv {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+        self.0 = text.bytes().fold(self.0, step);
+        Ok(())
+    }
+}
+
+/// The hash of the name's text.
+fn hash(name: &ServicePortName) -> u64 {
+    let mut hash = Fnv(0xcbf2_9ce4_8422_2325);
+    // Neither the name nor the hash refuses to be written.
+    let _ = write!(hash, "{name}");
+    hash.0
 }
 
 #[cfg(test)]

@@ -251,7 +251,7 @@ struct Worker {
     sources: Sources,
     /// Away while a thread works on them.
     tables: Option<Vec<FamilyProxy>>,
-    served: HashMap<ObjectKey, Vec<ServedPort>>,
+    served: HashMap<ObjectKey, Arc<[ServedPort]>>,
     service_cidrs: Vec<Cidr>,
     node: NodeFacts,
     services_health: ServiceHealth,
@@ -299,13 +299,13 @@ impl Worker {
         let mut updates = Vec::new();
         for key in pending.services {
             let ports = self.serve(&key);
-            let before = self.served.get(&key);
-            if before == Some(&ports) || (before.is_none() && ports.is_empty()) {
+            let before = self.served.get(&key).map(AsRef::as_ref);
+            if before == Some(&*ports) || (before.is_none() && ports.is_empty()) {
                 continue;
             }
             flows.extend(udp_changes(before, &ports));
             self.update_health(&key, &ports).await;
-            updates.push((key.clone(), ports.clone()));
+            updates.push((key.clone(), Arc::clone(&ports)));
             match ports.is_empty() {
                 true => self.served.remove(&key),
                 false => self.served.insert(key, ports),
@@ -340,8 +340,8 @@ impl Worker {
     }
 
     /// The ports of a Service in all families.
-    fn serve(&self, key: &ObjectKey) -> Vec<ServedPort> {
-        let Some(service) = self.sources.services.get(key) else { return Vec::new() };
+    fn serve(&self, key: &ObjectKey) -> Arc<[ServedPort]> {
+        let Some(service) = self.sources.services.get(key) else { return Arc::default() };
         let slices = self.sources.slices_of(key);
         let ports =
             self.config.families.iter().flat_map(|family| {
@@ -376,7 +376,7 @@ impl Worker {
     /// Changes the tables on a thread that may block.
     async fn apply(
         &mut self,
-        updates: Vec<(ObjectKey, Vec<ServedPort>)>,
+        updates: Vec<(ObjectKey, Arc<[ServedPort]>)>,
         doubt: TableDoubt,
     ) -> Result<Vec<(IpFamily, Synced)>, KernelError> {
         let Some(mut tables) = self.tables.take() else { return Ok(Vec::new()) };
@@ -398,21 +398,15 @@ impl Worker {
 
 fn apply(
     tables: &mut [FamilyProxy],
-    updates: &[(ObjectKey, Vec<ServedPort>)],
+    updates: &[(ObjectKey, Arc<[ServedPort]>)],
     service_cidrs: &[Cidr],
     doubt: TableDoubt,
 ) -> Result<Vec<(IpFamily, Synced)>, KernelError> {
     let mut done = Vec::new();
     for table in tables.iter_mut() {
-        let family = table.config().family;
         table.set_config(LayoutConfig { service_cidrs: service_cidrs.to_vec(), ..table.config().clone() });
         for (key, ports) in updates {
-            let own: Vec<ServedPort> = ports
-                .iter()
-                .filter(|served| IpFamily::of(served.port.cluster_ip) == family)
-                .cloned()
-                .collect();
-            table.update(&key.namespace, &key.name, &own);
+            table.update(&key.namespace, &key.name, ports);
         }
         let wrong = match doubt {
             TableDoubt::AsProgrammed => false,
@@ -430,7 +424,7 @@ fn apply(
 }
 
 /// Ports of UDP whose serving endpoints or addresses changed: flows may be stale.
-fn udp_changes(before: Option<&Vec<ServedPort>>, after: &[ServedPort]) -> Vec<ServedPort> {
+fn udp_changes(before: Option<&[ServedPort]>, after: &[ServedPort]) -> Vec<ServedPort> {
     let udp = after.iter().filter(|served| served.port.protocol == Protocol::Udp);
     let changed = udp.filter(|served| {
         let old = before.into_iter().flatten().find(|old| old.name == served.name && old.port == served.port);

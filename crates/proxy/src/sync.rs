@@ -1,25 +1,26 @@
 //! One IP family: keeps a table as the Services want it. The calls block for as long as the kernel works on them.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
-use ferrite_nft::{KernelError, Table};
+use ferrite_nft::{KernelError, MoreElements, Table};
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 
-use crate::diff::Programmed;
+use crate::diff::{Element, Programmed};
 use crate::layout::{LayoutConfig, SetName, desired};
 use crate::model::{
-    ChosenEndpoints, EndpointAddress, NodeFacts, ServicePort, ServicePortName, choose, endpoints_of,
-    service_ports,
+    ChosenEndpoints, EndpointAddress, IpFamily, NodeFacts, ServicePort, ServicePortName, choose,
+    endpoints_of, service_ports,
 };
 
 /// A service port as others than the table see it: health checks and connection tracking.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServedPort {
-    pub name: ServicePortName,
+    pub name: Arc<ServicePortName>,
     pub port: ServicePort,
-    /// Endpoints that serve, ready or terminating, on any node.
-    pub serving: BTreeSet<EndpointAddress>,
+    /// Endpoints that serve, ready or terminating, on any node, ordered by address.
+    pub serving: Arc<[EndpointAddress]>,
     /// Ready endpoints on this node.
     pub local_ready: BTreeSet<EndpointAddress>,
     pub chosen: ChosenEndpoints,
@@ -29,7 +30,7 @@ pub struct ServedPort {
 pub fn served_ports<'a>(
     service: &Service,
     slices: impl Iterator<Item = &'a EndpointSlice>,
-    family: crate::model::IpFamily,
+    family: IpFamily,
     node: &NodeFacts,
 ) -> Vec<ServedPort> {
     let ports = service_ports(service, family);
@@ -40,10 +41,15 @@ pub fn served_ports<'a>(
     let served = ports.into_iter().map(|(name, port)| {
         let endpoints = endpoints.remove(&(name.port.clone(), name.protocol)).unwrap_or_default();
         let chosen = choose(&port, &endpoints, node);
+        let serving = || endpoints.iter().filter(|e| e.serving).map(|e| e.address);
         ServedPort {
-            serving: endpoints.iter().filter(|e| e.serving).map(|e| e.address).collect(),
+            // Most often all of them are chosen; then the list is shared.
+            serving: match serving().eq(chosen.cluster.iter().copied()) {
+                true => Arc::clone(&chosen.cluster),
+                false => serving().collect(),
+            },
             local_ready: endpoints.iter().filter(|e| e.local && e.ready).map(|e| e.address).collect(),
-            name,
+            name: Arc::new(name),
             port,
             chosen,
         }
@@ -81,18 +87,20 @@ impl FamilyProxy {
     pub fn set_config(&mut self, config: LayoutConfig) {
         if *self.programmed.config() != config {
             self.programmed.set_config(config);
-            self.must_rebuild = true;
+            self.invalidate();
         }
     }
 
-    /// Notes the ports of one Service; empty if it is gone or not proxied.
+    /// Notes the ports of one Service; empty if it is gone or not proxied. Ports of the other family do not count.
     pub fn update(&mut self, namespace: &str, service: &str, ports: &[ServedPort]) {
+        let family = self.programmed.config().family;
+        let own = || ports.iter().filter(|served| IpFamily::of(served.port.cluster_ip) == family);
         for gone in self.programmed.ports_of(namespace, service) {
-            if !ports.iter().any(|port| port.name == gone) {
+            if !own().any(|port| port.name == gone) {
                 self.programmed.update(&gone, None);
             }
         }
-        for port in ports {
+        for port in own() {
             let wanted = desired(&port.port, &port.chosen, self.programmed.config());
             self.programmed.update(&port.name, Some(wanted));
         }
@@ -101,6 +109,7 @@ impl FamilyProxy {
     /// The next [`sync`](Self::sync) makes the whole table again.
     pub fn invalidate(&mut self) {
         self.must_rebuild = true;
+        self.programmed.expect_rebuild();
     }
 
     /// Returns true if the kernel still has the table that was made here.
@@ -117,7 +126,7 @@ impl FamilyProxy {
             if transaction.is_empty() {
                 return Ok(Synced::default());
             }
-            match self.table.apply(&transaction, &[]) {
+            match self.table.apply(&transaction) {
                 Ok(()) if self.table.take_missed() => self.must_rebuild = true,
                 Ok(()) => {
                     self.delete_retired_chains();
@@ -140,20 +149,22 @@ impl FamilyProxy {
             Vec::new()
         });
         let transaction = self.programmed.rebuild();
-        self.table.apply(&transaction, &clients)?;
+        let (programmed, count) = (&self.programmed, self.programmed.element_count());
+        let each = |each: &mut dyn FnMut(Element)| programmed.each_element(each);
+        self.table.apply_with(&transaction, &MoreElements { count, each: &each, expiring: &clients })?;
         self.table.take_missed();
         self.must_rebuild = false;
         Ok(Synced {
             rebuilt: true,
             deleted: 0,
-            added: transaction.add.len(),
+            added: transaction.add.len() + count,
             chains: transaction.chains.len(),
         })
     }
 
     /// Deletes the table.
     pub fn remove(&mut self) -> Result<(), KernelError> {
-        self.must_rebuild = true;
+        self.invalidate();
         self.table.remove()
     }
 

@@ -101,14 +101,19 @@ impl TableView {
 
     /// Packets to an address and port of a Service.
     pub fn service(&self, ip: IpAddr, protocol: Protocol, port: u16) -> Way {
-        let key = Key::service(ip, protocol, port).first;
-        self.way(self.services.get(&key), &key, SetName::RejectServices, SetName::DropServices)
+        let key = Key::service(ip, protocol, port);
+        self.way(self.services.get(key.first()), key.first(), SetName::RejectServices, SetName::DropServices)
     }
 
     /// Packets to a node port.
     pub fn node_port(&self, protocol: Protocol, port: u16) -> Way {
-        let key = Key::node_port(protocol, port).first;
-        self.way(self.node_ports.get(&key), &key, SetName::RejectNodePorts, SetName::DropNodePorts)
+        let key = Key::node_port(protocol, port);
+        self.way(
+            self.node_ports.get(key.first()),
+            key.first(),
+            SetName::RejectNodePorts,
+            SetName::DropNodePorts,
+        )
     }
 
     fn way(&self, found: Option<&ClassAndId>, key: &[u8], reject: SetName, drop: SetName) -> Way {

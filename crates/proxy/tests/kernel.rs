@@ -7,8 +7,9 @@ mod world;
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
 
+use ferrite_nft::{IpFamily, OwnGenerations, Table};
 use ferrite_proxy::conntrack;
-use ferrite_proxy::layout::{LocalTraffic, NodePortAddresses};
+use ferrite_proxy::layout::{LocalTraffic, NodePortAddresses, SetName};
 use serde_json::json;
 use world::{Answer, World};
 
@@ -274,6 +275,42 @@ async fn foreign_changes_are_noticed_and_healed() {
     world.endpoints("web", &[0]);
     assert!(world.sync().rebuilt);
     assert!(world.tcp(1, "10.96.0.10:80").is_ok());
+}
+
+#[tokio::test]
+async fn a_large_table_is_whole() {
+    let mut world = World::new(2).await;
+    for number in 0..1000 {
+        let address = std::net::Ipv4Addr::from_bits(0x0a60_0100 + number);
+        let name = format!("s{number}");
+        world.service(&name, json!({"clusterIP": address, "ports": [{"port": 80}]}));
+        world.endpoints(&name, &[1]);
+    }
+    let mut monitor = world.monitor();
+    // Made where there is none, in parts; made again where there is one, at once; and where somebody left another one.
+    for leftover in [false, false, true] {
+        if leftover {
+            world.flush_ruleset().await;
+            assert_eq!(monitor.changed().await, ferrite_nft::Change::Foreign);
+            world.foreign_table(world::TABLE).await;
+            assert_eq!(monitor.changed().await, ferrite_nft::Change::Foreign);
+        }
+        world.proxy.invalidate();
+        let synced = world.sync();
+        assert!(synced.rebuilt && synced.added > 3000, "{synced:?}");
+        let mut table =
+            Table::open(IpFamily::V4, world::TABLE, Some(&world.node.path), OwnGenerations::default())
+                .unwrap();
+        assert_eq!(table.elements(SetName::ServiceIps).unwrap().len(), 1000);
+        assert_eq!(table.elements(SetName::Endpoints).unwrap().len(), 1000);
+        assert!(world.proxy.table_is_ours().unwrap());
+        for service in ["10.96.1.0:80", "10.96.4.231:80"] {
+            assert_eq!(world.tcp(0, service).unwrap().server, world.ip(1));
+        }
+        assert_eq!(world.tcp(0, "10.96.1.0:81").unwrap_err(), ErrorKind::ConnectionRefused);
+        let mut changed = Box::pin(monitor.changed());
+        assert!(!world.notices(&mut changed).await, "our own changes are not foreign: {leftover}");
+    }
 }
 
 #[tokio::test]

@@ -49,7 +49,7 @@ async fn a_pod_in_a_user_namespace() {
          echo x >/made && ls -ln /made | tr -s ' ' | cut -d' ' -f3; \
          cat /data/old; echo; echo y >/data/new && ls -ln /data/new | tr -s ' ' | cut -d' ' -f3; \
          touch /dev/shm/x && touch /tmp/y && echo shm ok; echo to-stdout >/dev/stdout; \
-         hostname other && hostname; echo 1 >/proc/sys/vm/drop_caches; exec sleep 1000",
+         hostname other && hostname; echo 1 >/proc/sys/vm/drop_caches; : >/data/done; exec sleep 1000",
     );
     config = secure(config, |s| {
         s.capabilities =
@@ -67,7 +67,7 @@ async fn a_pod_in_a_user_namespace() {
     let pid = world.pid(&id).await;
     // Inside root, outside nobody in particular.
     assert_eq!(std::fs::metadata(format!("/proc/{pid}")).unwrap().uid(), BASE);
-    let out = world.exec_out(&id, "while ! [ -s /data/new ]; do :; done; id -u; cat /data/new; mount -t tmpfs t /tmp && echo mounted").await;
+    let out = world.exec_out(&id, "while ! [ -e /data/done ]; do :; done; id -u; cat /data/new; mount -t tmpfs t /tmp && echo mounted").await;
     assert_eq!(out, "0\ny\nmounted\n", "root inside, and it may mount in its own namespace");
     assert_eq!(std::fs::metadata(data.join("new")).unwrap().uid(), 0, "the volume keeps its own identities");
     let terminal = ExecSyncRequest {

@@ -113,6 +113,41 @@ struct Found {
     diagnosis: Diagnosis,
 }
 
+impl Found {
+    /// Records the verdict on a node. Fails if a plugin failed.
+    fn judge(
+        &mut self,
+        position: usize,
+        node: &Arc<NodeInfo>,
+        verdict: Result<(), RejectedBy>,
+    ) -> Result<(), PluginError> {
+        match verdict {
+            Ok(()) => self.feasible.push(node.clone()),
+            Err(RejectedBy { rejection: Rejection::Error(error), .. }) => return Err(error),
+            Err(by) => self.diagnosis.reject(position, by),
+        }
+        Ok(())
+    }
+
+    /// Records the verdict on a node of which the local filters' part is known. `others` is the verdict of those of the
+    /// other filters that come before the one that rejected the node.
+    fn judge_split(
+        &mut self,
+        position: usize,
+        node: &Arc<NodeInfo>,
+        local: &Result<(), Arc<RejectedBy>>,
+        others: Result<(), RejectedBy>,
+    ) -> Result<(), PluginError> {
+        match (local, others) {
+            (Err(by), Ok(())) => {
+                self.diagnosis.reject_shared(position, by);
+                Ok(())
+            }
+            (_, others) => self.judge(position, node, others),
+        }
+    }
+}
+
 /// Finds a node for `pod`. `pick` chooses among `n` equally good nodes.
 pub async fn schedule(
     framework: &Framework,
@@ -279,35 +314,49 @@ fn find(
     });
     let count = restricted.as_ref().map_or(all.len(), Vec::len);
     let wanted = wanted(count);
-    let mut remembered = filters.are_local(pod).then(|| search.verdicts.of(pod));
+    let locality = filters.locality(pod);
+    let mut remembered = (!locality.local.is_empty()).then(|| search.verdicts.of(pod));
     // There the pod does not count itself as one that room is kept for, as others of its shape do.
     let own = snapshot.nominated_position(pod);
     let mut found =
         Found { feasible: Vec::with_capacity(wanted), evaluated: 0, diagnosis: Diagnosis::default() };
+    let mut next = if count == 0 { 0 } else { search.start % count };
     while found.evaluated < count && found.feasible.len() < wanted {
-        let index = (search.start + found.evaluated) % count;
-        let position = restricted.as_ref().map_or(index, |positions| positions[index]);
+        let position = restricted.as_ref().map_or(next, |positions| positions[next]);
+        next = if next + 1 == count { 0 } else { next + 1 };
         found.evaluated += 1;
         let node = &all[position];
-        let known = remembered.as_ref().and_then(|remembered| remembered.get(position, node));
-        if let Some(verdict) = known.filter(|_| own != Some(position)) {
-            match verdict {
-                Ok(()) => found.feasible.push(node.clone()),
-                Err(by) => found.diagnosis.reject_shared(position, by),
-            }
+        // Filters that are not local must see the pods that room is kept for, and only together with them is there a verdict.
+        let is_split = || locality.others.is_empty() || !node.keeps_room_from(pod);
+        let Some(remembered) = remembered.as_mut().filter(|_| own != Some(position) && is_split()) else {
+            found.judge(position, node, filters.filter_with_nominated(state, pod, node))?;
+            continue;
+        };
+        let others = |local: &Result<(), Arc<RejectedBy>>| {
+            let before = local.as_ref().err().map(|by| by.plugin);
+            filters.filter_some(&locality.others, before, state, pod, node)
+        };
+        let generation = snapshot.generation(position);
+        if let Some(local) = remembered.get(position, generation) {
+            found.judge_split(position, node, local, others(local))?;
             continue;
         }
-        let verdict = match filters.filter_with_nominated(state, pod, node) {
-            Ok(()) => {
-                found.feasible.push(node.clone());
-                Ok(())
-            }
-            Err(RejectedBy { rejection: Rejection::Error(error), .. }) => return Err(error),
-            Err(by) => Err(found.diagnosis.reject(position, by)),
+        let local = if locality.others.is_empty() {
+            filters.filter_with_nominated(state, pod, node)
+        } else {
+            filters.filter_some(&locality.local, None, state, pod, node)
         };
-        if let Some(remembered) = remembered.as_mut().filter(|_| own != Some(position)) {
-            remembered.set(position, node, verdict);
-        }
+        let local = match local {
+            Ok(()) => Ok(()),
+            Err(RejectedBy { rejection: Rejection::Error(_), .. }) => {
+                // A filter that comes before the one that failed may reject the node.
+                found.judge(position, node, filters.filter_with_nominated(state, pod, node))?;
+                continue;
+            }
+            Err(by) => Err(found.diagnosis.shared(by)),
+        };
+        found.judge_split(position, node, &local, others(&local))?;
+        remembered.set(position, generation, local);
     }
     if restricted.is_some() {
         let plugin = filters.restricting.first().copied().unwrap_or_default();
@@ -430,15 +479,18 @@ pub(crate) fn score_all(
     feasible: &[Arc<NodeInfo>],
 ) -> Vec<(&'static str, i64, Vec<i64>)> {
     let mut skipped = BTreeSet::new();
-    for plugin in framework.at(ExtensionPoint::PreScore) {
-        let interest = plugin.pre_score().map(|p| p.pre_score(state, pod, snapshot, feasible));
-        if interest == Some(Interest::Skip) {
+    for (plugin, evaluations) in framework.counted(ExtensionPoint::PreScore) {
+        let Some(point) = plugin.pre_score() else { continue };
+        evaluations.increment();
+        if point.pre_score(state, pod, snapshot, feasible) == Interest::Skip {
             skipped.insert(plugin.name());
         }
     }
     let mut all = Vec::with_capacity(framework.scores().len());
-    for (plugin, weight) in framework.scores() {
+    let counted = framework.counted(ExtensionPoint::Score);
+    for ((plugin, weight), (_, evaluations)) in framework.scores().iter().zip(counted) {
         let Some(point) = plugin.score().filter(|_| !skipped.contains(plugin.name())) else { continue };
+        evaluations.add(u64::try_from(feasible.len()).unwrap_or(u64::MAX));
         let mut scores: Vec<i64> = feasible.iter().map(|node| point.score(state, pod, node)).collect();
         point.normalize(state, pod, feasible, &mut scores);
         scores.iter_mut().for_each(|score| *score = (*score).clamp(0, MAX_SCORE));

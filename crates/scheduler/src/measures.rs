@@ -88,6 +88,62 @@ static INCOMING: LazyLock<Arc<Family<Counter>>> = LazyLock::new(|| {
     )
 });
 
+static EVALUATIONS: LazyLock<Arc<Family<Counter>>> = LazyLock::new(|| {
+    registry().counter(
+        "scheduler_plugin_evaluation_total",
+        "Number of evaluations by each plugin at PreFilter, Filter, PreScore and Score; at Filter and Score, of each node.",
+        &["plugin", "extension_point", "profile"],
+    )
+});
+static UNSCHEDULABLE: LazyLock<Arc<Family<Gauge>>> = LazyLock::new(|| {
+    registry().gauge(
+        "scheduler_unschedulable_pods",
+        "Number of pods that each plugin has rejected, until their next attempt. A pod counts for every plugin that rejected it.",
+        &["plugin", "profile"],
+    )
+});
+static BINDING: LazyLock<Arc<Gauge>> = LazyLock::new(|| {
+    let help = "Number of tasks that run beside the scheduling cycle, by their work.";
+    registry().gauge("scheduler_goroutines", help, &["operation"]).with(&["binding"])
+});
+
+/// The evaluations of a plugin at an extension point. Keep it: finding it takes a lock.
+pub(crate) fn evaluations(plugin: &str, point: &str, profile: &str) -> Arc<Counter> {
+    EVALUATIONS.with(&[plugin, point, profile])
+}
+
+/// Counts something for as long as it exists.
+#[derive(Debug, Default)]
+pub(crate) struct Counted(Vec<Arc<Gauge>>);
+
+impl Counted {
+    fn new(gauges: Vec<Arc<Gauge>>) -> Self {
+        gauges.iter().for_each(|gauge| gauge.add(1));
+        Self(gauges)
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|gauge| gauge.add(-1));
+    }
+}
+
+/// A pod waits because these plugins rejected it.
+pub(crate) fn unschedulable(plugins: &[&str], profile: &str) -> Counted {
+    Counted::new(plugins.iter().map(|plugin| UNSCHEDULABLE.with(&[plugin, profile])).collect())
+}
+
+#[cfg(test)]
+pub(crate) fn unschedulable_pods(plugin: &str, profile: &str) -> i64 {
+    UNSCHEDULABLE.with(&[plugin, profile]).get()
+}
+
+/// A pod is being bound.
+pub(crate) fn binding() -> Counted {
+    Counted::new(vec![Arc::clone(&BINDING)])
+}
+
 fn number(count: usize) -> Duration {
     Duration::from_secs(u64::try_from(count).unwrap_or(u64::MAX))
 }

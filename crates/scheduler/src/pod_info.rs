@@ -317,6 +317,8 @@ pub struct PodInfo {
     pub siblings: Option<Selector>,
     /// When its node started it, in seconds; the end of time for a pod that has not started.
     started: i64,
+    /// Zero if it has none.
+    generation: i64,
     terminating: bool,
     /// The scheduler deletes it to make room.
     preempted: bool,
@@ -357,6 +359,7 @@ impl PodInfo {
             started: status
                 .and_then(|status| status.start_time.as_ref())
                 .map_or(i64::MAX, |time| time.0.as_second()),
+            generation: pod.metadata.generation.unwrap_or(0),
             terminating,
             preempted: terminating && status.is_some_and(is_preempted),
             resource_claims: PodClaim::all(pod),
@@ -436,6 +439,11 @@ impl PodInfo {
     /// Disks that it does not share with every other pod.
     pub fn disks(&self) -> &[Disk] {
         self.volumes.as_deref().map(|volumes| volumes.disks.as_slice()).unwrap_or_default()
+    }
+
+    /// Its `metadata.generation`.
+    pub fn generation(&self) -> Option<i64> {
+        Some(self.generation).filter(|generation| *generation != 0)
     }
 
     pub fn is_terminating(&self) -> bool {

@@ -163,11 +163,11 @@ pub fn dry_run(
         let node = &search.snapshot.nodes()[position];
         let trial = match remembered.as_mut().filter(|_| own != Some(position)) {
             None => Trial::new(search, node, budgets),
-            Some(remembered) => match remembered.get(position, node) {
+            Some(remembered) => match remembered.get(position, search.snapshot.generation(position)) {
                 Some(trial) => trial.clone(),
                 None => {
                     let trial = Trial::new(search, node, budgets);
-                    remembered.set(position, node, trial.clone());
+                    remembered.set(position, node.generation(), trial.clone());
                     trial
                 }
             },

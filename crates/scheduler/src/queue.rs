@@ -78,6 +78,20 @@ enum Place {
     Unschedulable((Instant, u64)),
 }
 
+/// The plugins that rejected a pod, counted as long as it waits.
+#[derive(Debug, Default)]
+struct RejectedBy {
+    plugins: Vec<&'static str>,
+    _counted: measures::Counted,
+}
+
+impl RejectedBy {
+    fn new(plugins: Vec<&'static str>, pod: &PodInfo) -> Self {
+        let counted = measures::unschedulable(&plugins, pod.scheduler_name());
+        Self { plugins, _counted: counted }
+    }
+}
+
 #[derive(Debug)]
 struct Waiting {
     pod: Arc<PodInfo>,
@@ -87,7 +101,7 @@ struct Waiting {
     ready_at: Instant,
     /// Its last attempt ended with an error.
     failed: bool,
-    rejected_by: Vec<&'static str>,
+    rejected_by: RejectedBy,
     /// A PreEnqueue plugin keeps it out, before its first attempt.
     gated: bool,
     /// Something helped it while it was held.
@@ -168,7 +182,7 @@ impl Queue {
                 since: now,
                 ready_at: now,
                 failed: false,
-                rejected_by: Vec::new(),
+                rejected_by: RejectedBy::default(),
                 gated: false,
                 helped: false,
                 place: Place::Unschedulable((now, 0)),
@@ -244,13 +258,15 @@ impl Queue {
                     .iter()
                     .filter(|(number, _)| *number >= flying.from)
                     .any(|(_, event)| self.policy.queueing_hint(&popped.pod, &rejected_by, event));
+            let failed = rejected_by.is_empty();
+            let pod = flying.latest.unwrap_or(popped.pod);
             let waiting = Waiting {
-                pod: flying.latest.unwrap_or(popped.pod),
+                rejected_by: RejectedBy::new(rejected_by, &pod),
+                pod,
                 attempts: popped.attempts,
                 since: popped.since,
                 ready_at: now + self.backoff_limits.after(popped.attempts),
-                failed: rejected_by.is_empty(),
-                rejected_by,
+                failed,
                 gated: false,
                 helped: false,
                 place: Place::Unschedulable((now, 0)),
@@ -303,7 +319,9 @@ impl Queue {
             .values()
             .filter(|key| {
                 self.waiting.get(*key).is_some_and(|waiting| {
-                    self.policy.queueing_hint(&waiting.pod, &waiting.rejected_by, &event)
+                    // A pod that is held and was helped moves on when it is released: more help changes nothing.
+                    !waiting.helped
+                        && self.policy.queueing_hint(&waiting.pod, &waiting.rejected_by.plugins, &event)
                 })
             })
             .cloned()
@@ -342,7 +360,7 @@ impl Queue {
             return self.park(waiting, now, event);
         }
         if let Err(plugin) = self.policy.pre_enqueue(&waiting.pod) {
-            waiting.rejected_by = vec![plugin];
+            waiting.rejected_by = RejectedBy::new(vec![plugin], &waiting.pod);
             waiting.gated = waiting.attempts == 0;
             return self.park(waiting, now, event);
         }
@@ -499,6 +517,37 @@ mod tests {
     }
 
     #[test]
+    fn pods_count_for_the_plugins_that_rejected_them_until_their_next_attempt() {
+        let of_profile = |name: &str, gates: &[&str]| {
+            let gates: Vec<_> = gates.iter().map(|name| json!({"name": name})).collect();
+            let pod = ferrite_json::from_value(json!({"metadata": {"name": name, "namespace": "ns"},
+                "spec": {"containers": [], "schedulerName": "counted", "schedulingGates": gates}}));
+            Arc::new(PodInfo::new(&pod.unwrap()))
+        };
+        let counts = || {
+            let gauge = |plugin: &str| measures::unschedulable_pods(plugin, "counted");
+            [gauge("X"), gauge("NodeResourcesFit"), gauge("SchedulingGates")]
+        };
+        let (mut queue, now) = queue();
+        queue.set(of_profile("a", &[]), now);
+        queue.set(of_profile("gated", &["g"]), now);
+        assert_eq!(counts(), [0, 0, 1]);
+        let popped = queue.pop(now).unwrap();
+        queue.give_back(popped, vec!["X", "NodeResourcesFit"], now);
+        assert_eq!(counts(), [1, 1, 1], "a pod counts for each plugin");
+        queue.on_event(ClusterEvent::Other, now);
+        assert_eq!((queue.lengths(), counts()), ((0, 1, 1), [1, 1, 1]), "also while it backs off");
+        let popped = queue.pop(now).unwrap();
+        assert_eq!(counts(), [0, 0, 1]);
+        queue.give_back(popped, vec!["X"], now);
+        queue.set(of_profile("gated", &[]), now);
+        assert_eq!(pop(&mut queue, now).as_deref(), Some("gated"));
+        assert_eq!(counts(), [1, 0, 0]);
+        queue.remove(&of_profile("a", &[]).key);
+        assert_eq!(counts(), [0, 0, 0]);
+    }
+
+    #[test]
     fn after_an_error_the_whole_back_off_passes() {
         let (mut queue, now) = queue();
         queue.set(pod("a", 0, &[]), now);
@@ -536,6 +585,9 @@ mod tests {
         queue.hold(key.clone());
         queue.on_event(ClusterEvent::Other, now);
         assert_eq!(queue.lengths(), (0, 0, 1), "held");
+        let parked: Vec<_> = queue.unschedulable.keys().copied().collect();
+        queue.on_event(ClusterEvent::Other, now);
+        assert!(queue.unschedulable.keys().eq(&parked), "helped once is enough");
         queue.release(&key, false, now);
         assert_eq!(queue.lengths(), (0, 1, 0), "the event is not lost");
 

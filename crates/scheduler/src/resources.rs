@@ -145,6 +145,30 @@ fn container_requests(container: &Container, status: Option<&PodStatus>) -> Reso
     }
 }
 
+/// The requests of the pod as a whole, by the same rule as a container's. The status counts overhead, too.
+fn pod_level_requests(
+    spec: &PodSpec,
+    asked: &BTreeMap<String, Quantity>,
+    status: Option<&PodStatus>,
+) -> Resources {
+    let wanted = Resources::from_list(Some(asked));
+    let Some((status, present)) = status.and_then(|status| Some((status, status.resources.as_ref()?))) else {
+        return wanted;
+    };
+    // As upstream: only the resources that the pod asks for as a whole count here.
+    let known = |list: Option<&BTreeMap<String, Quantity>>| {
+        let all = list.into_iter().flatten().filter(|(name, _)| asked.contains_key(*name));
+        Resources::from_list(Some(&all.map(|(name, amount)| (name.clone(), amount.clone())).collect()))
+    };
+    let mut held = known(present.requests.as_ref());
+    held.raise_to(&known(status.allocated_resources.as_ref()));
+    held.subtract(&known(spec.overhead.as_ref()));
+    if !is_resize_infeasible(status) {
+        held.raise_to(&wanted);
+    }
+    held
+}
+
 /// The resources that a pod needs at its most demanding moment. Init containers run one after another
 /// beside the sidecars started before them; then the containers run beside all sidecars. Overhead comes on
 /// top, and a request for the pod as a whole replaces the sum.
@@ -169,7 +193,7 @@ pub fn pod_requests(spec: &PodSpec, status: Option<&PodStatus>) -> Resources {
     total.add(&sidecars);
     total.raise_to(&initial);
     if let Some(whole) = spec.resources.as_ref().and_then(|resources| resources.requests.as_ref()) {
-        let pod_level = Resources::from_list(Some(whole));
+        let pod_level = pod_level_requests(spec, whole, status);
         if whole.contains_key("cpu") {
             total.milli_cpu = pod_level.milli_cpu;
         }
@@ -247,6 +271,30 @@ mod tests {
         ] {
             let status: PodStatus = ferrite_json::from_value(status).unwrap();
             assert_eq!(pod_requests(&spec, Some(&status)).milli_cpu, expected, "{what}");
+        }
+    }
+
+    #[test]
+    fn a_resize_of_the_whole_pod_counts_the_larger_amount_until_it_is_done() {
+        let spec = json!({"resources": {"requests": {"cpu": "2"}}, "overhead": {"cpu": "250m"},
+            "containers": [{"name": "c", "resources": {"requests": {"memory": "1Gi"}}}]});
+        let spec: PodSpec = ferrite_json::from_value(spec).unwrap();
+        let holds = |present: &str, allocated: &str, conditions: ferrite_json::Value| {
+            json!({"conditions": conditions, "resources": {"requests": {"cpu": present, "memory": "8Gi"}},
+                "allocatedResources": {"cpu": allocated, "memory": "8Gi"}})
+        };
+        let infeasible = json!([{"type": "PodResizePending", "status": "True", "reason": "Infeasible"}]);
+        for (what, status, expected) in [
+            ("nothing is held yet", json!({}), 2250),
+            ("growing", holds("1250m", "1250m", json!([])), 2250),
+            ("shrinking", holds("3250m", "2250m", json!([])), 3250),
+            ("allocated and not applied", holds("1250m", "3250m", json!([])), 3250),
+            ("it will never grow", holds("1250m", "1250m", infeasible), 1250),
+        ] {
+            let status: PodStatus = ferrite_json::from_value(status).unwrap();
+            let requests = pod_requests(&spec, Some(&status));
+            assert_eq!(requests.milli_cpu, expected, "{what}");
+            assert_eq!(requests.memory, 1 << 30, "{what}: memory is the containers'");
         }
     }
 

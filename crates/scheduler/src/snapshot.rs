@@ -72,6 +72,16 @@ impl NodeInfo {
         &self.nominated
     }
 
+    /// The pods among them whose room `pod` may not take: those of equal or higher priority, but for itself.
+    pub fn nominated_before<'a>(&'a self, pod: &'a PodInfo) -> impl Iterator<Item = &'a Arc<PodInfo>> {
+        self.nominated.iter().filter(|other| other.key != pod.key && other.priority >= pod.priority)
+    }
+
+    /// True if there are such pods.
+    pub fn keeps_room_from(&self, pod: &PodInfo) -> bool {
+        self.nominated_before(pod).next().is_some()
+    }
+
     pub fn nominate(&mut self, pod: Arc<PodInfo>) {
         self.nominated.push(pod);
         self.generation = next_generation();
@@ -122,6 +132,8 @@ impl NodeInfo {
 #[derive(Debug, Default, Clone)]
 pub struct Snapshot {
     nodes: Vec<Arc<NodeInfo>>,
+    /// The generations of the nodes, side by side: a search that remembers its results reads them and no node.
+    generations: Vec<u64>,
     positions: HashMap<String, usize>,
     /// Some pod on some node has pod affinity or anti-affinity of any kind.
     pub has_affinity: bool,
@@ -145,6 +157,11 @@ impl Snapshot {
 
     pub fn get(&self, name: &str) -> Option<&Arc<NodeInfo>> {
         self.positions.get(name).map(|position| &self.nodes[*position])
+    }
+
+    /// The [generation](NodeInfo::generation) of the node at a position.
+    pub fn generation(&self, position: usize) -> u64 {
+        self.generations[position]
     }
 
     /// The position of the node that the pod is nominated to.
@@ -175,6 +192,7 @@ impl Snapshot {
         self.nodes = (0..longest)
             .flat_map(|turn| zones.values().filter_map(move |nodes| nodes.get(turn).cloned()))
             .collect();
+        self.generations = self.nodes.iter().map(|node| node.generation()).collect();
         self.positions = self
             .nodes
             .iter()
@@ -189,6 +207,7 @@ impl Snapshot {
             if !Arc::ptr_eq(&before.node, &node.node) && before.labels() != node.labels() {
                 self.columns.forget();
             }
+            self.generations[*position] = node.generation();
             self.nodes[*position] = node;
         }
     }

@@ -80,7 +80,7 @@ impl Draft {
 
     /// The state after the operations so far.
     pub fn snapshot(&self) -> Snapshot {
-        Snapshot { map: self.state.map.clone(), revision: self.revision() }
+        Snapshot::new(self.state.map.clone(), self.revision())
     }
 
     pub fn lease_exists(&self, id: LeaseId) -> bool {

@@ -2,6 +2,7 @@
 
 use crate::entry::{Entry, Key, LeaseId, Revision};
 use crate::history::{Change, History};
+use crate::index::Index;
 use crate::replica::{Map, Snapshot};
 use crate::shared::Shared;
 use crate::store::StoreError;
@@ -64,7 +65,8 @@ impl Feed {
             if revision < published.snapshot.revision {
                 published.epoch += 1;
             }
-            published.snapshot = Snapshot { map, revision };
+            let index = Index::new(published.snapshot.index.fields().to_vec(), &map);
+            published.snapshot = Snapshot { map, revision, index };
             published.history = History::new(limits, revision);
         }
         self.0.reached.send_replace(revision);
@@ -91,6 +93,7 @@ impl Feed {
                     None => map.remove(key.as_bytes()),
                 };
                 if entry.is_some() || previous.is_some() {
+                    published.snapshot.index.update(&key, previous.as_deref(), entry.as_deref());
                     let change = Change { revision: at, key, entry, previous };
                     published.history.push(change.clone());
                     changes.push(change);

@@ -2,6 +2,7 @@
 
 use crate::entry::{Entry, Key, Revision};
 use crate::head::bounds;
+use crate::index::Index;
 use imbl::OrdMap;
 use std::ops::Bound;
 use std::sync::Arc;
@@ -13,9 +14,15 @@ pub(crate) type Map = OrdMap<Key, Arc<Entry>>;
 pub struct Snapshot {
     pub(crate) map: Map,
     pub(crate) revision: Revision,
+    pub(crate) index: Index,
 }
 
 impl Snapshot {
+    /// A snapshot that finds entries by their keys alone.
+    pub(crate) fn new(map: Map, revision: Revision) -> Self {
+        Self { map, revision, index: Index::default() }
+    }
+
     pub fn revision(&self) -> Revision {
         self.revision
     }
@@ -34,6 +41,13 @@ impl Snapshot {
         self.map
             .range::<(Bound<&[u8]>, Bound<&[u8]>), [u8]>((Bound::Included(start), Bound::Unbounded))
             .take_while(move |(key, _)| key.as_bytes().starts_with(prefix))
+    }
+
+    /// Entries below `prefix` in which an indexed field has `value`, or may have it, in the order of their keys. None if
+    /// nobody asked for an index of the field ([`Store::index`](crate::Store::index)), or the snapshot is of the past.
+    pub fn find(&self, prefix: &[u8], field: &str, value: &[u8]) -> Option<Vec<Arc<Entry>>> {
+        let keys = self.index.find(prefix, field, value)?;
+        Some(keys.iter().filter_map(|key| self.map.get(key.as_slice()).cloned()).collect())
     }
 
     /// Entries with `start <= key`, and below `end` where given, in key order.

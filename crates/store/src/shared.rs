@@ -169,7 +169,7 @@ impl Shared {
     pub fn new(recovered: Recovered, log: bool) -> Self {
         let Recovered { map, revision, leases, mut history, .. } = recovered;
         history.mark(Instant::now(), revision);
-        let snapshot = Snapshot { map: map.clone(), revision };
+        let snapshot = Snapshot::new(map.clone(), revision);
         Self {
             inbox: Mutex::default(),
             trouble: Mutex::default(),

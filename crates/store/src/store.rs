@@ -4,6 +4,7 @@ use crate::entry::{Entry, Key, Lease, LeaseId, Revision};
 use crate::head::{Applied, Draft, State};
 use crate::history::Change;
 use crate::history::HistoryLimits;
+use crate::index::{Index, IndexedField};
 use crate::leases::LeaseState;
 use crate::log::{self, Log, LogOptions};
 use crate::remote::{Feed, Remote};
@@ -362,6 +363,18 @@ impl Store {
         self.shared.published().snapshot.clone()
     }
 
+    /// Lets snapshots find entries by a field ([`Snapshot::find`]). Reads every entry below the prefix once, and holds up
+    /// commits meanwhile: for the start. Asking again for the same field changes nothing.
+    pub fn index(&self, field: IndexedField) {
+        let mut published = self.shared.published_mut();
+        let Snapshot { map, index, .. } = &mut published.snapshot;
+        let is_same = |known: &IndexedField| known.field == field.field && known.prefix == field.prefix;
+        if !index.fields().iter().any(is_same) {
+            let fields = index.fields().iter().cloned().chain([field]);
+            *index = Index::new(fields.collect::<Vec<_>>(), map);
+        }
+    }
+
     /// The committed state, with everything anybody was acknowledged before the call. Costs nothing for a store
     /// of this process, and one small request for a remote one.
     pub async fn latest(&self) -> Result<Snapshot, StoreError> {
@@ -446,7 +459,7 @@ impl Store {
                 None => map.remove(key.as_bytes()),
             };
         }
-        Ok(Snapshot { map, revision })
+        Ok(Snapshot::new(map, revision))
     }
 
     /// Watches the keys under `prefix` for what happens after `after`.

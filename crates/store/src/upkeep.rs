@@ -153,7 +153,7 @@ fn two_parts(key: &[u8]) -> String {
 /// Saves the contents of the store in `dir` to the file `to`, which appears whole or not at all.
 pub fn save(dir: &Path, to: &Path) -> Result<SnapshotInfo, UpkeepError> {
     let Recovered { map, revision, leases, .. } = read(dir)?;
-    write_snapshot(&Contents { snapshot: Snapshot { map, revision }, leases }, to)
+    write_snapshot(&Contents { snapshot: Snapshot::new(map, revision), leases }, to)
 }
 
 fn write_snapshot(contents: &Contents, to: &Path) -> Result<SnapshotInfo, UpkeepError> {
@@ -203,7 +203,7 @@ pub fn restore(from: &Path, dir: &Path, skip: u64) -> Result<SnapshotInfo, Upkee
         return Err(UpkeepError::Exists(dir.to_owned()));
     }
     let revision = Revision(info.revision.0.saturating_add(skip));
-    let contents = Contents { snapshot: Snapshot { map, revision }, leases };
+    let contents = Contents { snapshot: Snapshot::new(map, revision), leases };
     // The second of its chain: without its checkpoint it is recognised as incomplete, should we be cut off here.
     start_log(&log_path(dir, 1)).and_then(|()| disk::sync_dir(dir)).map_err(failed)?;
     write_checkpoint(&disk::RealDisk, dir, 1, &contents, &AtomicBool::new(false)).map_err(failed)?;

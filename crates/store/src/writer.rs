@@ -182,6 +182,7 @@ fn show(published: &mut Published, changes: &[Change], past: &mut Vec<Arc<Entry>
             (Some(entry), None) => drop(snapshot.map.insert(change.key.clone(), Arc::clone(entry))),
             (None, _) => drop(snapshot.map.remove(change.key.as_bytes())),
         }
+        snapshot.index.update(&change.key, change.previous.as_deref(), change.entry.as_deref());
         history.push_keeping(change.clone(), past);
         snapshot.revision = change.revision;
     }

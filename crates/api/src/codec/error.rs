@@ -23,7 +23,10 @@ pub enum DecodeError {
     /// The envelope holds nothing.
     #[error("empty body")]
     EmptyBody,
-    /// The protobuf message is cut short or contradicts itself.
+    /// The protobuf message is cut short.
+    #[error("unexpected EOF")]
+    Truncated,
+    /// The protobuf message contradicts itself.
     #[error("proto: {0}")]
     Protobuf(&'static str),
     /// A protobuf field whose wire type is not that of its type.

@@ -64,10 +64,10 @@ impl Document {
 /// Reads a document, to decode it as one thing or another.
 pub fn read(bytes: &[u8]) -> Result<Document, DecodeError> {
     let text = std::str::from_utf8(bytes).map_err(|_| DecodeError::Yaml("invalid UTF-8".into()))?;
-    let text = first_document(text);
-    // The parser takes a tab for a blank; upstream's does not where a token could begin.
-    if text.trim().is_empty() && text.trim_start_matches([' ', '\n', '\r']).starts_with('\t') {
-        return Err(DecodeError::Yaml("found character that cannot start any token".into()));
+    let text = before_brackets(first_document(text));
+    if let Some(line) = leading_tab(text) {
+        let place = if line > 1 { format!("line {line}: ") } else { String::new() };
+        return Err(DecodeError::Yaml(format!("{place}{NO_TOKEN}")));
     }
     let mut document = Document::default();
     let mut whole = false;
@@ -85,6 +85,54 @@ pub fn read(bytes: &[u8]) -> Result<Document, DecodeError> {
     }
 }
 
+const NO_TOKEN: &str = "found character that cannot start any token";
+
+/// The line of a tab in front of the first token. The parser takes it for a blank; upstream's does not where a token
+/// could begin.
+fn leading_tab(text: &str) -> Option<usize> {
+    for (index, line) in text.lines().enumerate() {
+        let line = line.trim_start_matches(' ');
+        if line.starts_with('\t') {
+            return Some(index + 1);
+        }
+        if !(line.is_empty() || line.starts_with('#')) {
+            return None;
+        }
+    }
+    None
+}
+
+/// A text that begins with a bracket, up to the one that closes it, if more closing brackets follow: upstream does not
+/// parse them.
+fn before_brackets(text: &str) -> &str {
+    if !text.trim_start().starts_with(['{', '[']) {
+        return text;
+    }
+    let (mut depth, mut quote, mut escaped) = (0_usize, None, false);
+    for (at, c) in text.char_indices() {
+        match (quote, c) {
+            (Some('"'), '\\') if !escaped => {
+                escaped = true;
+                continue;
+            }
+            (Some(open), c) if c == open && !escaped => quote = None,
+            (Some(_), _) => {}
+            (None, '"' | '\'') => quote = Some(c),
+            // A comment may have brackets of its own: the parser decides.
+            (None, '#') => return text,
+            (None, '{' | '[') => depth += 1,
+            (None, '}' | ']') if depth == 1 => {
+                let (document, rest) = text.split_at(at + 1);
+                return if rest.trim_start().starts_with(['}', ']']) { document } else { text };
+            }
+            (None, '}' | ']') => depth -= 1,
+            _ => {}
+        }
+        escaped = false;
+    }
+    text
+}
+
 /// Which of upstream's two parts complains: they count lines differently.
 enum Part {
     Scanner,
@@ -100,7 +148,6 @@ fn in_upstreams_words(text: &str, error: &str) -> String {
     let Some((why, line)) = place else { return error.to_owned() };
     const NO_CONTENT: &str = "did not find expected node content";
     const NO_KEY: &str = "did not find expected key";
-    const NO_TOKEN: &str = "found character that cannot start any token";
     // The position of an open bracket is its own; upstream complains about the end, which begins a line.
     let end = || 1 + u32::try_from(text.lines().count()).unwrap_or(u32::MAX - 1);
     let awaits = text.trim_end().ends_with(['{', '[', ',', ':']);
@@ -337,6 +384,8 @@ mod tests {
             ("a: |\n  two\n  lines\n", json!({"a": "two\nlines\n"})),
             ("---\na: 2026-01-02\n", json!({"a": "2026-01-02"})),
             ("{\"a\": [1, {\"b\": \"\\u00e9\"}]}", json!({"a": [1, {"b": "é"}]})),
+            ("{a: '}', \"b\": \"\\\"}\"} }\n]", json!({"a": "}", "b": "\"}"})),
+            ("[[1]]]", json!([[1]])),
             ("", json!(null)),
         ] {
             assert_eq!(decode_any(text.as_bytes()).map(|d| d.value), Ok(value), "{text}");
@@ -395,6 +444,8 @@ mod tests {
             ("x: y\na: @b\n", "line 2: found character that cannot start any token"),
             ("x: y\na: \"b\\q\"\n", "line 2: found unknown escape character"),
             ("x: *nope\n", "unknown anchor 'nope' referenced"),
+            ("\ta: b", NO_TOKEN),
+            ("# c\n \n \ta: b", "line 3: found character that cannot start any token"),
             ("x: y\na: b: c\n", "line 2: mapping values are not allowed in this context"),
         ] {
             let error = to_json(text.as_bytes()).unwrap_err();

@@ -95,16 +95,31 @@ fn is_email(text: &str) -> bool {
     })
 }
 
+/// As upstream: a name of one label may have a hyphen only behind its first character, and the last label of several has
+/// two letters at least.
 fn is_hostname(text: &str) -> bool {
+    let word = |c: char| c.is_ascii_alphanumeric() || !c.is_ascii();
     let label = |label: &str| {
-        !label.is_empty()
-            && label.len() <= 63
-            && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || !b.is_ascii())
-            && !label.starts_with('-')
-            && !label.ends_with('-')
+        label.chars().count() <= 63
+            && label.starts_with(word)
+            && label.ends_with(word)
+            && label.chars().all(|c| word(c) || c == '-')
     };
-    let name = text.strip_suffix('.').unwrap_or(text);
-    text.len() <= 255 && name.split('.').all(label)
+    let sized = text.len() <= 255 && text.split('.').all(|label| label.len() <= 63);
+    sized
+        && match text.rsplit_once('.') {
+            Some((labels, last)) => {
+                labels.split('.').all(label)
+                    && last.chars().count() >= 2
+                    && last.chars().all(char::is_alphabetic)
+            }
+            None => {
+                let mut chars = text.chars();
+                let first = chars.next().is_some_and(word);
+                let rest = chars.as_str();
+                first && rest.strip_prefix('-').unwrap_or(rest).chars().all(word)
+            }
+        }
 }
 
 fn is_mac(text: &str) -> bool {
@@ -279,6 +294,11 @@ mod tests {
             ("email", "a@b.example", "a"),
             ("uri", "https://a.example/b", "a b"),
             ("hostname", "a.example", "-a"),
+            ("hostname", "a-b", "a-b-c"),
+            ("hostname", "a-b-c.example", "a.e"),
+            ("hostname", "1.example", "a.1x"),
+            ("hostname", "a.b.example", "a..example"),
+            ("hostname", "\u{fc}ber.example", "a.example."),
             ("byte", "YQ==", "?"),
             ("duration", "1h30m", "1x"),
             ("mac", "00:00:5e:00:53:01", "00:00"),

@@ -59,6 +59,11 @@ pub fn scale() -> Resource {
     Row::new("autoscaling", "v1", "Scale", "scales", "scale").build(autoscaling::scale::Scales)
 }
 
+/// As [`scale`], of custom kinds.
+pub fn custom_scale() -> Resource {
+    Row::new("autoscaling", "v1", "Scale", "scales", "scale").build(autoscaling::scale::CustomScales)
+}
+
 fn core_rows() -> Vec<Resource> {
     vec![
         Row::core("Binding", "bindings", "binding")

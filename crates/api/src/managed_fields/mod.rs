@@ -314,7 +314,7 @@ pub fn apply(
     if let Some(live) = live
         && managers.is_empty()
     {
-        let before = Writer { manager: BEFORE_FIRST_APPLY, subresource: "", ..*writer };
+        let before = Writer { manager: BEFORE_FIRST_APPLY, ..*writer };
         record_update(&before, node, &blank, live, &mut managers);
     }
     if writer.custom.is_none() {

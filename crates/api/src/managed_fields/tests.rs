@@ -179,6 +179,12 @@ fn apply_against_updaters_names_their_version_and_agreeing_shares() {
         refused.to_string(),
         "Apply failed with 1 conflict: conflict with \"before-first-apply\" using v1: .data.x"
     );
+    // As upstream: who applies to a part finds an owner of that part.
+    let part = Writer { subresource: "status", ..config_map("m", T1) };
+    let applied =
+        apply(&part, Some(&unmanaged), &cm(json!({"x": "1"})), false).expect("the same value").object;
+    let entries = managed(&applied).as_array().expect("entries");
+    assert!(entries.iter().all(|entry| entry["subresource"] == "status"), "{entries:?}");
 }
 
 #[test]
@@ -241,6 +247,12 @@ fn apply_refuses_what_the_schema_does_not_know() {
         refused.to_string(),
         "failed to create typed patch object (/a; /v1, Kind=ConfigMap): .data.a: expected string, got \
          &value.valueUnstructured{Value:1}"
+    );
+    let refused = apply(&config_map("m", T0), None, &cm(json!({"a": {"b": [1, "c"]}})), false);
+    assert!(
+        refused.expect_err("wrong type").to_string().ends_with(
+            "expected string, got &value.valueUnstructured{Value:map[string]interface {}{\"b\":[]interface {}{1, \"c\"}}}"
+        )
     );
     let mut config = cm(json!({}));
     config["metadata"]["managedFields"] = json!([{"manager": "x"}]);

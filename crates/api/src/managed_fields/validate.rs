@@ -40,11 +40,32 @@ fn refuse(problems: Vec<String>, config: &Value, api_version: &str) -> Result<()
     })
 }
 
+/// A value as Go's `%#v` prints it.
+fn go_syntax(value: &Value) -> String {
+    match value {
+        Value::String(text) => format!("{text:?}"),
+        Value::Array(list) => {
+            let items: Vec<String> = list.iter().map(go_syntax).collect();
+            format!("[]interface {{}}{{{}}}", items.join(", "))
+        }
+        Value::Object(map) => {
+            let mut members: Vec<(&str, String)> =
+                map.iter().map(|(key, value)| (key.as_str(), go_syntax(value))).collect();
+            members.sort_unstable();
+            let members: Vec<String> =
+                members.into_iter().map(|(key, value)| format!("{key:?}:{value}")).collect();
+            format!("map[string]interface {{}}{{{}}}", members.join(", "))
+        }
+        Value::Null => "interface {}(nil)".to_owned(),
+        other => go_format(other),
+    }
+}
+
 /// Upstream prints each of its complaints with another verb of Go's.
 fn unexpected(path: &str, what: &str, value: &Value) -> String {
     let got = match what {
         what if what.starts_with("numeric") => go_type(value).to_owned(),
-        "string" => format!("&value.valueUnstructured{{Value:{}}}", go_format(value)),
+        "string" => format!("&value.valueUnstructured{{Value:{}}}", go_syntax(value)),
         _ => format!("&{{{}}}", go_format(value)),
     };
     format!("{path}: expected {what}, got {got}")

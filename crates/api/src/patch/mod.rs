@@ -24,7 +24,9 @@ pub enum PatchError {
     /// The patch itself cannot be read.
     #[error("{0}")]
     Malformed(String),
-    #[error("The allowed maximum operations in a JSON patch is {MAX_OPERATIONS}, got {0}")]
+    #[error(
+        "Request entity too large: The allowed maximum operations in a JSON patch is {MAX_OPERATIONS}, got {0}"
+    )]
     TooManyOperations(usize),
     #[error(
         "Unable to complete the copy, the accumulated size increase of copy is {0}, exceeding the limit {MAX_COPIED}"

@@ -315,8 +315,9 @@ fn merge_list(
     strategy: Patch,
     deleting: bool,
 ) -> Result<Vec<Value>, PatchError> {
-    if !strategy.merge {
-        return Ok(if deleting { original } else { elements_without_directives(patch) });
+    // As upstream: a list that is replaced is taken as it is. Directives in it are fields that the type does not know.
+    if !strategy.merge && !deleting {
+        return Ok(patch);
     }
     if original.is_empty() && patch.is_empty() {
         return Ok(original);

@@ -70,7 +70,12 @@ fn json_patch_applies_operations() {
     .expect("applies");
     assert_eq!(value["l"], json!([1, 9, 2, 3, 4]));
     let many = Value::Array(vec![json!({"op": "test", "path": "/a/b", "value": 1}); MAX_OPERATIONS + 1]);
-    assert_eq!(json_patch(&mut value, &many), Err(PatchError::TooManyOperations(MAX_OPERATIONS + 1)));
+    let refused = json_patch(&mut value, &many).expect_err("too many");
+    assert_eq!(refused, PatchError::TooManyOperations(MAX_OPERATIONS + 1));
+    assert_eq!(
+        refused.to_string(),
+        "Request entity too large: The allowed maximum operations in a JSON patch is 10000, got 10001"
+    );
 }
 
 #[test]
@@ -136,6 +141,11 @@ fn strategic_directives_that_make_no_sense_are_refused_in_upstreams_words() {
         let refused = pod_spec(spec(), patch.clone()).expect_err("refused");
         assert_eq!((refused.code(), refused.to_string().as_str()), (code, message), "{patch}");
     }
+    // A list without a key to merge by is replaced as it is: a directive in it is a field that is not known.
+    let terms = |term: Value| json!({"topologySelectorTerms": [], "tolerations": [term]});
+    let patch = json!({"tolerations": [{"$patch": "delete", "key": "b"}]});
+    let replaced = pod_spec(terms(json!({"key": "a"})), patch).expect("patched");
+    assert_eq!(replaced["tolerations"][0]["key"], "b");
     // Where there is nothing to merge with, a map with a directive is left out whole.
     let patch = json!({"nodeSelector": {"$patch": "replace", "a": "b"}});
     assert_eq!(pod_spec(spec(), patch), Ok(spec()));

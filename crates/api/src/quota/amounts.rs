@@ -46,7 +46,41 @@ fn is_pod_level(name: &str) -> bool {
 /// The most that the whole pod may use at once: its containers together, or its init containers if they
 /// need more.
 pub fn pod_total(spec: &Value, side: Side) -> Amounts {
-    let of = |container: &Value| amounts(&container["resources"][side.key()]);
+    total(spec, side, &|container| amounts(&container["resources"][side.key()]))
+}
+
+/// As [`pod_total`], for a pod that may be on its way from one size to another: the larger amount of each container counts.
+/// The amounts that a resize asks for do not count if the node will never do it. As upstream, the amounts of the pod as a
+/// whole are those of its spec.
+pub fn present_total(pod: &Value, side: Side) -> Amounts {
+    let (spec, status) = (&pod["spec"], &pod["status"]);
+    let infeasible = list(status, "conditions")
+        .iter()
+        .any(|condition| condition["type"] == "PodResizePending" && condition["reason"] == "Infeasible");
+    let statuses =
+        || ["containerStatuses", "initContainerStatuses"].into_iter().flat_map(|key| list(status, key));
+    let runs_on = |container: &Value| {
+        // As upstream: a container that only initializes is not resized.
+        container["restartPolicy"] == "Always"
+            || list(spec, "containers").iter().any(|other| std::ptr::eq(other, container))
+    };
+    total(spec, side, &|container| {
+        let asked = amounts(&container["resources"][side.key()]);
+        let status =
+            statuses().find(|status| status["name"] == container["name"] && status["resources"].is_object());
+        let Some(status) = status.filter(|_| runs_on(container)) else { return asked };
+        let mut held = amounts(&status["resources"][side.key()]);
+        if side == Side::Requests {
+            most(&mut held, &amounts(&status["allocatedResources"]));
+        }
+        if !infeasible {
+            most(&mut held, &asked);
+        }
+        held
+    })
+}
+
+fn total(spec: &Value, side: Side, of: &dyn Fn(&Value) -> Amounts) -> Amounts {
     let mut total = Amounts::new();
     for container in list(spec, "containers") {
         add(&mut total, &of(container));
@@ -132,6 +166,22 @@ mod tests {
             assert_eq!(pod_total(&spec, Side::Requests)["cpu"].to_string(), expected, "{spec}");
         }
         let limited = json!({"containers": [{}], "overhead": {"cpu": "1"}});
+        // A size on the way to another.
+        let cpu_of = |present: &str, allocated: &str, asked: &str, reason: &str| {
+            let pod = json!({
+                "spec": {"containers": [{"name": "c", "resources": {"requests": {"cpu": asked}, "limits": {"cpu": asked}}}]},
+                "status": {"conditions": [{"type": "PodResizePending", "reason": reason}], "containerStatuses": [{"name": "c",
+                    "resources": {"requests": {"cpu": present}, "limits": {"cpu": present}}, "allocatedResources": {"cpu": allocated}}]},
+            });
+            [Side::Requests, Side::Limits].map(|side| present_total(&pod, side)["cpu"].to_string())
+        };
+        assert_eq!(cpu_of("1", "1", "2", ""), ["2", "2"], "growing");
+        assert_eq!(cpu_of("3", "2", "2", ""), ["3", "3"], "shrinking");
+        assert_eq!(cpu_of("1", "3", "2", ""), ["3", "2"], "allocated");
+        assert_eq!(cpu_of("1", "1", "2", "Infeasible"), ["1", "1"], "never");
+        let whole = json!({"spec": {"resources": cpu("2"), "containers": [{"name": "c"}]},
+            "status": {"resources": cpu("3"), "allocatedResources": {"cpu": "3"}}});
+        assert_eq!(present_total(&whole, Side::Requests)["cpu"].to_string(), "2");
         assert!(pod_total(&limited, Side::Limits).is_empty());
     }
 }

@@ -1,6 +1,6 @@
 //! The quota usage of an object of each resource.
 
-use super::amounts::{Amounts, Side, amounts, list, pod_total};
+use super::amounts::{Amounts, Side, amounts, list, present_total};
 use super::limited::Limited;
 use super::scopes;
 use crate::kinds::core::pod::resources::is_native;
@@ -207,8 +207,7 @@ fn pod_usage(pod: &Value, usage: &mut Amounts) {
         usage.remove("pods");
         return;
     }
-    let spec = &pod["spec"];
-    usage.extend(computed(&pod_total(spec, Side::Requests), &pod_total(spec, Side::Limits)));
+    usage.extend(computed(&present_total(pod, Side::Requests), &present_total(pod, Side::Limits)));
 }
 
 /// Returns true if the pod should be gone: as upstream, once its grace period is over a second time.

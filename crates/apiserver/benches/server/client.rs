@@ -71,9 +71,22 @@ impl Client {
     }
 
     pub async fn text(&self, path: &str) -> String {
-        let body = self.send("GET", path, "").await.into_body();
-        String::from_utf8(body.collect().await.unwrap().to_bytes().to_vec()).unwrap()
+        text(self.send("GET", path, "").await).await
     }
+
+    /// As [`Client::text`], in a representation that the client names.
+    pub async fn accept(&self, representation: &str, path: &str) -> String {
+        let request = Request::builder()
+            .uri(format!("https://{}{path}", self.address))
+            .header("accept", representation)
+            .body(Full::default())
+            .unwrap();
+        text(self.sender.clone().send_request(request).await.unwrap()).await
+    }
+}
+
+async fn text(answer: http::Response<Incoming>) -> String {
+    String::from_utf8(answer.into_body().collect().await.unwrap().to_bytes().to_vec()).unwrap()
 }
 
 async fn measured(answer: http::Response<Incoming>) -> (u16, usize) {

@@ -1,8 +1,8 @@
 //! The API server as a process of its own, seen from outside, on loopback with TLS. Prints a table; numbers, not
 //! tests.
 //!
-//! `cargo bench -p ferrite-apiserver` runs all of it; parts can be chosen: `-- start writes gets lists watches nodes`, and of
-//! the writes `creates updates patches applies`.
+//! `cargo bench -p ferrite-apiserver` runs all of it; parts can be chosen: `-- start writes gets lists watches nodes
+//! extensions`, and of the writes `creates updates patches applies`.
 //! Files go to a directory below `FERRITE_BENCH_DIR`, or below the build directory: not to a file system in
 //! memory, where a synchronisation costs nothing. Where the clients would be the limit, because they run on
 //! the same machine, throughput is given per second of the server's own processor time.
@@ -12,6 +12,7 @@
 #![allow(clippy::unwrap_used, reason = "a benchmark that fails should stop at once")]
 
 mod client;
+mod extensions;
 mod nodes;
 mod process;
 mod reads;
@@ -49,6 +50,9 @@ fn main() {
         }
         if wanted("nodes") {
             nodes::run().await;
+        }
+        if wanted("extensions") {
+            extensions::run().await;
         }
     });
 }

@@ -28,9 +28,11 @@ mod limit_ranger;
 pub(crate) mod matching;
 mod namespace_exists;
 mod namespace_lifecycle;
+mod node_declared_features;
 mod node_restriction;
 mod owner_references;
 mod pod_node_selector;
+mod pod_resize;
 mod pod_security;
 mod pod_topology;
 mod policy;
@@ -294,6 +296,8 @@ const PLUGINS: &[Row] = &[
     on(&default_class::DefaultIngressClass),
     off(&deny_external_ips::DenyServiceExternalIPs),
     on(&pod_topology::PodTopologyLabels),
+    on(&node_declared_features::NodeDeclaredFeatureValidator),
+    on(&pod_resize::PodResizeValidator),
     made(resource_quota::NAME, true, resource_quota::make),
 ];
 

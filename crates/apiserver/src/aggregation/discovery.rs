@@ -82,7 +82,7 @@ async fn get(
     // As upstream: the aggregator may list everything.
     identify(request.headers_mut(), &User::new("system:kube-aggregator", ["system:masters"]));
     let asking = async {
-        let response = remote.send(server, request).await;
+        let response = remote.send(server, None, request).await;
         let response = response.map_err(|source| DiscoveryError::Reach { url: url.clone(), source })?;
         if response.status() != StatusCode::OK {
             return Err(DiscoveryError::Code { url: url.clone(), code: response.status().as_u16() });

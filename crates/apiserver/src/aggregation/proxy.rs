@@ -33,8 +33,9 @@ pub(crate) async fn handle(server: &ApiServer, remote: &Remote, asked: Asked) ->
     }
     forwarding::append_peer(&parts, headers);
     identify(headers, &user);
-    let response = match remote.send(server, request).await {
+    let response = match remote.send(server, parts.extensions.get(), request).await {
         Ok(response) => response,
+        Err(ReachError::TooMany(error)) => return Err(Status::too_many_requests(error.to_string())),
         Err(ReachError::NoEndpoint { .. }) => return Ok(unavailable()),
         Err(error) => {
             tracing::debug!(api_service = remote.name, %error, "an extension API server did not answer");

@@ -6,6 +6,7 @@ use crate::certificates::ActiveCertificates;
 use crate::http::{Body, BoxError};
 use crate::server::ApiServer;
 use crate::subresource::{dial, endpoints_of};
+use crate::traffic::{Account, TooManyConnections};
 use ::http::{HeaderMap, HeaderName, HeaderValue, Request, Response};
 use base64::Engine;
 use ferrite_pki::{Identity, PkiError};
@@ -46,6 +47,8 @@ pub(crate) enum ReachError {
     NoEndpoint { namespace: String, name: String, port: u16 },
     #[error(transparent)]
     Trust(#[from] TrustError),
+    #[error(transparent)]
+    TooMany(TooManyConnections),
     #[error("cannot reach {at}: {source}")]
     Connect {
         at: String,
@@ -85,10 +88,11 @@ impl Remote {
         tls
     }
 
-    /// Sends a request to one of the Service's endpoints.
+    /// Sends a request to one of the Service's endpoints, over a connection that counts as `account`'s.
     pub async fn send(
         &self,
         server: &ApiServer,
+        account: Option<&Account>,
         request: Request<Body>,
     ) -> Result<Response<Incoming>, ReachError> {
         let tls = self.tls(server)?;
@@ -108,8 +112,11 @@ impl Remote {
             server_name: Some(format!("{name}.{namespace}.svc")),
             kubelet_of: None,
         };
-        let sent = dial::send(server, &place, request).await;
-        sent.map_err(|source| ReachError::Connect { at: format!("https://{}", place.host()), source })
+        let sent = dial::send(server, account, &place, request).await;
+        sent.map_err(|source| match source.downcast::<TooManyConnections>() {
+            Ok(too_many) => ReachError::TooMany(*too_many),
+            Err(source) => ReachError::Connect { at: format!("https://{}", place.host()), source },
+        })
     }
 }
 

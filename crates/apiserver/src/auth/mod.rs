@@ -23,6 +23,7 @@ pub(crate) mod token;
 mod token_webhook;
 mod user;
 mod webhook_authorizer;
+mod websocket_token;
 
 pub(crate) use action::Action;
 pub(crate) use authorization::reload as reload_authorization;
@@ -48,6 +49,7 @@ pub use token_webhook::TokenWebhook;
 pub(crate) use token_webhook::{TokenVerdict, TokenWebhookAuthenticator, meant_for};
 pub use user::User;
 pub use webhook_authorizer::{AuthorizerWebhook, WebhookAuthorizer};
+pub(crate) use websocket_token::{forget as forget_websocket_token, token as websocket_token};
 
 use crate::registry::View;
 use ferrite_api::Status;

@@ -152,11 +152,14 @@ fn slices(view: &View, node: &str, action: &Action) -> Decision {
 /// Returns true if a pod of the node needs the object of the action.
 fn needs(view: &View, node: &str, action: &Action) -> bool {
     let name = action.name.as_str();
-    let some_pod = |namespace: &str, uses: &dyn Fn(&Value) -> bool| {
-        view.objects("", "pods", namespace).any(|pod| runs_on(&pod, node) && uses(&pod))
+    // The names of the node and of the object are in the text of such a pod.
+    let some_pod = |namespace: &str, named: &str, uses: &dyn Fn(&Value) -> bool| {
+        let mut pods = view.objects_with("", "pods", namespace, &[node, named]);
+        pods.any(|pod| runs_on(&pod, node) && uses(&pod))
     };
     let claims = |namespace: &str, claim: &str| {
-        some_pod(namespace, &|pod| {
+        // The name of an ephemeral claim is made of two others.
+        some_pod(namespace, "", &|pod| {
             let ephemeral = list(&pod["spec"], "volumes").iter().any(|volume| {
                 volume["ephemeral"].is_object()
                     && format!("{}-{}", meta::name(pod), volume["name"].as_str().unwrap_or_default()) == claim
@@ -166,7 +169,9 @@ fn needs(view: &View, node: &str, action: &Action) -> bool {
     };
     match action.resource.as_str() {
         "pods" => view.get("", "pods", &action.namespace, name).is_some_and(|pod| runs_on(&pod, node)),
-        "serviceaccounts" => some_pod(&action.namespace, &|pod| pod["spec"]["serviceAccountName"] == name),
+        "serviceaccounts" => {
+            some_pod(&action.namespace, name, &|pod| pod["spec"]["serviceAccountName"] == name)
+        }
         "persistentvolumeclaims" => claims(&action.namespace, name),
         "persistentvolumes" => view.get("", "persistentvolumes", "", name).is_some_and(|volume| {
             let reference = &volume["spec"]["claimRef"];
@@ -176,13 +181,13 @@ fn needs(view: &View, node: &str, action: &Action) -> bool {
         "volumeattachments" => view
             .get("storage.k8s.io", "volumeattachments", "", name)
             .is_some_and(|attachment| attachment["spec"]["nodeName"] == node),
-        "resourceclaims" => some_pod(&action.namespace, &|pod| {
+        "resourceclaims" => some_pod(&action.namespace, name, &|pod| {
             let direct = list(&pod["spec"], "resourceClaims").iter().any(|c| c["resourceClaimName"] == name);
             let made = list(&pod["status"], "resourceClaimStatuses");
             let extended = &pod["status"]["extendedResourceClaimStatus"]["resourceClaimName"];
             direct || made.iter().any(|c| c["resourceClaimName"] == name) || *extended == name
         }),
-        kind => some_pod(&action.namespace, &|pod| refers(&pod["spec"], kind, name)),
+        kind => some_pod(&action.namespace, name, &|pod| refers(&pod["spec"], kind, name)),
     }
 }
 

@@ -14,6 +14,8 @@ use std::sync::Arc;
 
 /// About the size of a piece, and of one read for it.
 pub(crate) const PIECE: usize = 128 << 10;
+/// The largest list that is made as a whole.
+const WHOLE: usize = 4 << 20;
 /// Most reads for one piece if few objects are selected; then the piece is sent.
 const MAX_READS: usize = 8;
 
@@ -54,10 +56,27 @@ enum Form {
 }
 
 impl Pieces {
-    /// Returns true if this representation can be sent in pieces. YAML and indented JSON are for people,
-    /// and made as a whole.
-    pub fn exist(as_: Representation) -> bool {
-        as_.format != Format::Yaml && !as_.pretty
+    /// The representation of a list that is sent in pieces. None for one that is made as a whole: YAML and indented
+    /// JSON are for people. A list that is too large for them, and for the server's memory, is not indented.
+    pub async fn representation(
+        page: &ListPage,
+        as_: Representation,
+    ) -> Result<Option<Representation>, Status> {
+        if as_.format != Format::Yaml && !as_.pretty {
+            return Ok(Some(as_));
+        }
+        if !is_larger(page, WHOLE).await {
+            return Ok(None);
+        }
+        match as_.format {
+            Format::Yaml => {
+                let most = WHOLE >> 20;
+                Err(Status::bad_request(format!(
+                    "a list of more than {most} MiB is not served as YAML; ask for JSON, or for pages (limit)"
+                )))
+            }
+            _ => Ok(Some(Representation { pretty: false, ..as_ })),
+        }
     }
 
     pub async fn new(
@@ -231,6 +250,20 @@ impl Pieces {
         head.put_slice(&raw);
         Ok(head.freeze())
     }
+}
+
+/// Returns true if the objects of a page have more bytes together.
+async fn is_larger(page: &ListPage, most: usize) -> bool {
+    let (mut items, mut seen) = (page.items.clone(), 0);
+    while let Some(entries) = items.take(PIECE) {
+        seen += entries.iter().map(|entry| entry.plain().len()).sum::<usize>();
+        if seen > most {
+            return true;
+        }
+        // Others have their turn.
+        tokio::task::yield_now().await;
+    }
+    false
 }
 
 /// Tags of the fields `metadata` and `items`, which every list has at the same place.

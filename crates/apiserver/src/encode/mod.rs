@@ -233,10 +233,13 @@ fn strip_type(resource: &Resource, object: &mut Value) {
 
 fn partial(resource: &Resource, object: &Value, beta: bool) -> Value {
     let mut metadata = object.get("metadata").cloned().unwrap_or_else(|| json!({}));
-    if let Some(hidden) = resource.strategy.hidden_annotation()
+    let hidden = resource.strategy.hidden_annotations();
+    if !hidden.is_empty()
         && let Some(annotations) = metadata.get_mut("annotations").and_then(Value::as_object_mut)
     {
-        annotations.remove(hidden);
+        for annotation in hidden {
+            annotations.remove(annotation);
+        }
         if annotations.is_empty()
             && let Some(metadata) = metadata.as_object_mut()
         {
@@ -248,7 +251,7 @@ fn partial(resource: &Resource, object: &Value, beta: bool) -> Value {
 
 /// True if metadata alone is made of stored bytes as they are.
 fn copies_metadata(resource: &Resource) -> bool {
-    resource.is_read_as_stored() && resource.strategy.hidden_annotation().is_none()
+    resource.is_read_as_stored() && resource.strategy.hidden_annotations().is_empty()
 }
 
 fn table<'a>(

@@ -4,6 +4,7 @@ use super::{Exchange, Refusal, Wait, times};
 use crate::auth::{self, User};
 use crate::connections::Slot;
 use crate::server::ApiServer;
+use crate::websocket;
 use ::http::{header, request::Parts};
 use ferrite_api::Status;
 use std::sync::Arc;
@@ -42,6 +43,7 @@ fn found(exchange: &mut Exchange, user: Result<Arc<User>, Status>, asked_at: Ins
         connection.belongs_to(&user.name);
     }
     let certificates = server.certificates();
+    auth::forget_websocket_token(&mut asked.parts.headers);
     auth::forget_front_proxy(&mut asked.parts.headers, certificates.front_proxies.as_deref());
     asked.user = Some(user);
     Ok(())
@@ -60,16 +62,24 @@ fn authenticate(server: &ApiServer, user: Option<Arc<User>>, parts: &Parts) -> F
     if let Some(user) = user {
         return Found::User(Ok(user));
     }
-    let Some(token) = parts.headers.get(header::AUTHORIZATION).and_then(auth::bearer_token) else {
+    let bearer = parts.headers.get(header::AUTHORIZATION).and_then(auth::bearer_token).map(str::to_owned);
+    let of_websocket = || match websocket::is_requested(&parts.headers) {
+        true => auth::websocket_token(&parts.headers),
+        false => Ok(None),
+    };
+    let Ok(token) = bearer.map_or_else(of_websocket, |token| Ok(Some(token))) else {
+        return Found::User(Err(Status::unauthorized()));
+    };
+    let Some(token) = token else {
         return Found::User(match parts.extensions.get::<auth::RefusedCertificate>() {
             Some(auth::RefusedCertificate) => Err(Status::unauthorized()),
             None if !server.allows_anonymous(parts.uri.path()) => Err(Status::unauthorized()),
             None => Ok(Arc::new(User::anonymous())),
         });
     };
-    match server.token_user(token, &server.config.audiences()) {
+    match server.token_user(&token, &server.config.audiences()) {
         Ok((user, _)) => Found::User(Ok(Arc::new(user))),
-        Err(_) if server.knows_others() => Found::ForeignToken(token.to_owned()),
+        Err(_) if server.knows_others() => Found::ForeignToken(token),
         Err(_) => Found::User(Err(Status::unauthorized())),
     }
 }

@@ -16,10 +16,10 @@ mod flow_control;
 mod hsts;
 mod impersonation;
 mod in_flight;
-mod memory_reclaim;
 mod request_info;
 mod request_metrics;
 mod times;
+mod traffic;
 
 use crate::audit::Record;
 use crate::auth::{Action, User};
@@ -31,6 +31,7 @@ use crate::negotiate::{self, PLAIN_JSON, Representation};
 use crate::options::Query;
 use crate::request::{self, Route, Verb};
 use crate::server::{ApiServer, error};
+use crate::traffic::Account;
 use ::http::{HeaderValue, Method, Request, Uri, header, request::Parts};
 use ferrite_api::Status;
 use futures_util::FutureExt;
@@ -43,7 +44,6 @@ pub use cors::{CorsOrigins, CorsOriginsError};
 pub(crate) use flow_control::InProcess;
 pub use hsts::{TransportSecurity, TransportSecurityError};
 pub(crate) use in_flight::{InFlight, Place};
-pub(crate) use memory_reclaim::MemoryReclaimer;
 
 /// One step of the chain.
 struct Filter {
@@ -90,7 +90,6 @@ const CHAIN: &[Filter] = &[
     Filter::both(audit_id::before, audit_id::after),
     Filter::after(cache_control::after),
     Filter::after(hsts::after),
-    Filter::before(memory_reclaim::before),
     // A server with too much to do spends nothing more on a request.
     Filter::before(in_flight::before),
     // The filters below see the response before it is compressed.
@@ -104,6 +103,8 @@ const CHAIN: &[Filter] = &[
     // A browser's question about another origin shows no credentials.
     Filter::both(cors::before, cors::after),
     Filter::waiting(authentication::before, |_, answer| answer),
+    // Users are told apart, and one that reads or sends nothing of what it began is refused before it costs more.
+    Filter::both(traffic::before, traffic::after),
     // The audit tells who asks, not whom they impersonate, and sees every response from here on.
     Filter::waiting(audit::before, audit::after),
     // Authorization is about the user that the request is made as.
@@ -150,6 +151,8 @@ pub(crate) struct Facts {
     pub flow_schema: Option<Arc<Schema>>,
     /// Held until the response is made, or a watch has begun.
     pub seat: Option<Arc<Seat>>,
+    /// Where the bytes of the request and the response count.
+    pub account: Option<Account>,
     /// The origin of the page that makes the request, if such pages may read the response.
     pub cors_origin: Option<HeaderValue>,
     /// None if the request is not audited. Handlers find it among the request's extensions.
@@ -213,6 +216,7 @@ impl Exchange {
                 place: None,
                 flow_schema: None,
                 seat: None,
+                account: None,
                 cors_origin: None,
                 audit: None,
                 server,
@@ -225,9 +229,12 @@ impl Exchange {
 fn verb_of(method: &Method, route: &Route, query: &Query) -> Option<Verb> {
     match route {
         Route::Resource(target) => {
-            let watch = target.watch_prefix || (query.flag("watch") && target.subresource.is_none());
+            // As upstream: such a path is about a watch whatever the method.
+            if target.watch_prefix {
+                return Some(Verb::Watch);
+            }
             let has_name = target.name.is_some();
-            Verb::of(method, has_name, watch && (!has_name || target.watch_prefix))
+            Verb::of(method, has_name, query.flag("watch") && target.subresource.is_none() && !has_name)
         }
         _ => Verb::of(method, true, false),
     }

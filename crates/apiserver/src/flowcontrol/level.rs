@@ -7,7 +7,7 @@ use super::retry_after::RetryAfter;
 use super::shares::{Bounds, Share};
 use ::http::HeaderValue;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
 /// Hands the seat to the request that waits for it.
@@ -137,7 +137,7 @@ impl Level {
         self.seat(served);
         match arrival {
             Arrival::Served(place) => {
-                flow.waited(std::time::Duration::ZERO, true);
+                flow.waited(Duration::ZERO, true);
                 Admission::Seated(Seat::new(self, flow, place))
             }
             Arrival::Waits(position) => {
@@ -243,13 +243,26 @@ impl Seat {
         }
     }
 
-    /// Takes a seat again. False if there is none.
-    pub fn step_in(&self) -> bool {
-        let mut held = lock(&self.place);
-        if held.is_none() {
-            *held = lock(&self.level.state).queues.come_back(self.seats, Instant::now());
+    /// Takes a seat again, and waits for one if there is none, before all requests that wait for their first. False if
+    /// `patience` ends first.
+    pub async fn step_in(&self, patience: Duration) -> bool {
+        if lock(&self.place).is_some() {
+            return true;
         }
-        held.is_some()
+        let (sender, receiver) = oneshot::channel();
+        let ticket = || Ticket { seat: sender, flow: Arc::clone(&self.flow) };
+        let place = lock(&self.level.state).queues.come_back(self.seats, Instant::now(), ticket);
+        let place = match place {
+            Some(place) => Some(place),
+            None => match tokio::time::timeout(patience, receiver).await {
+                // Its place becomes this one's.
+                Ok(Ok(seat)) => lock(&seat.place).take(),
+                Ok(Err(_)) | Err(_) => None,
+            },
+        };
+        let is_seated = place.is_some();
+        *lock(&self.place) = place;
+        is_seated
     }
 }
 
@@ -298,7 +311,7 @@ impl Drop for Queued {
 mod tests {
     use super::super::queues::Queuing;
     use super::*;
-    use std::time::Duration;
+    use futures_util::FutureExt;
 
     fn level(seats: u32, queuing: Queuing) -> Arc<Level> {
         let share = Share { shares: 1, ..Share::default() };
@@ -317,6 +330,7 @@ mod tests {
     }
 
     const QUEUING: Queuing = Queuing { queues: 4, hand: 2, length: 2 };
+    const PATIENCE: Duration = Duration::from_secs(1);
 
     fn soon() -> tokio::time::Instant {
         tokio::time::Instant::now() + Duration::from_secs(5)
@@ -358,10 +372,33 @@ mod tests {
         let Admission::Seated(slow) = level.admit(request(), &flow) else { panic!("a seat is free") };
         slow.step_aside();
         let Admission::Seated(quick) = level.admit(request(), &flow) else { panic!("the seat is free") };
-        assert!(!slow.step_in(), "the seat is taken");
+        assert!(!slow.step_in(PATIENCE).await, "the seat is taken");
         drop(quick);
-        assert!(slow.step_in() && slow.step_in());
+        assert!(slow.step_in(PATIENCE).await && slow.step_in(PATIENCE).await);
         drop(slow);
         assert_eq!(level.dump().seats, 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_that_comes_back_is_served_before_those_that_wait() {
+        let (level, flow) = (level(1, QUEUING), Arc::new(FlowMeasures::new("test", "flow")));
+        let Admission::Seated(slow) = level.admit(request(), &flow) else { panic!("a seat is free") };
+        let Admission::Queued(first) = level.admit(request(), &flow) else { panic!("no seat is free") };
+        let Admission::Queued(second) = level.admit(request(), &flow) else { panic!("no seat is free") };
+        slow.step_aside();
+        let first = first.seat(soon()).await.expect("the seat that was given up");
+        let second = second.seat(soon());
+        tokio::pin!(second);
+        let back = async {
+            assert!(slow.step_in(PATIENCE).await, "it waits for a seat");
+            assert!((&mut second).now_or_never().is_none(), "the other one still waits");
+            drop(slow);
+        };
+        let leaves = async {
+            tokio::task::yield_now().await;
+            drop(first);
+        };
+        tokio::join!(back, leaves);
+        second.await.expect("the seat of the one that came back");
     }
 }

@@ -125,6 +125,8 @@ pub(super) struct Queues<T> {
     seats: u32,
     waiting: usize,
     waiting_seats: u32,
+    /// Requests that come back and wait for their seats, with the number of these. They are served before all others.
+    returning: VecDeque<(u32, T)>,
     arrivals: u64,
     /// The queue that was served last; among equals, those behind it come first.
     last: usize,
@@ -165,6 +167,7 @@ impl<T> Queues<T> {
             seats: 0,
             waiting: 0,
             waiting_seats: 0,
+            returning: VecDeque::new(),
             arrivals: 0,
             last: 0,
             demand: Demand::new(now),
@@ -280,7 +283,8 @@ impl<T> Queues<T> {
             }
         };
         let index = self.choose(request.flow, queuing);
-        let (fits, progress) = (self.waiting == 0 && self.fits(request.seats), self.progress);
+        let is_first = self.waiting == 0 && self.returning.is_empty();
+        let (fits, progress) = (is_first && self.fits(request.seats), self.progress);
         let queue = &mut self.queues[index];
         if !fits && self.seats >= self.limit && queue.waiting.len() >= queuing.length && !request.patient {
             return Arrival::Refused(Reason::QueueFull);
@@ -321,7 +325,13 @@ impl<T> Queues<T> {
     /// Serves waiting requests while there are seats.
     pub fn dispatch(&mut self, now: Instant) -> Vec<(T, Place)> {
         let mut served = Vec::new();
-        while self.waiting > 0 && self.seats < self.limit {
+        while let Some((seats, _)) = self.returning.front()
+            && self.fits(*seats)
+            && let Some((seats, ticket)) = self.returning.pop_front()
+        {
+            served.push((ticket, self.occupy(None, seats, now)));
+        }
+        while self.returning.is_empty() && self.waiting > 0 && self.seats < self.limit {
             let count = self.queues.len();
             let in_turn = (1..=count).map(|step| (self.last + step) % count);
             let ends = in_turn.filter_map(|index| {
@@ -363,10 +373,15 @@ impl<T> Queues<T> {
         served
     }
 
-    /// Seats a request that gave its seats up for a while. False if there are no seats for it any more.
-    pub fn come_back(&mut self, seats: u32, now: Instant) -> Option<Place> {
+    /// Seats a request that gave its seats up for a while. If there are none for it, it waits before all others: it
+    /// has waited for its turn already.
+    pub fn come_back(&mut self, seats: u32, now: Instant, ticket: impl FnOnce() -> T) -> Option<Place> {
         self.advance(now);
-        self.fits(seats).then(|| self.occupy(None, seats, now))
+        if self.returning.is_empty() && self.fits(seats) {
+            return Some(self.occupy(None, seats, now));
+        }
+        self.returning.push_back((seats, ticket()));
+        None
     }
 
     /// Takes a waiting request out. None if it does not wait any more.

@@ -21,7 +21,7 @@ pub(crate) use access::{Access, AdmissionTimes};
 use histogram::Histogram;
 pub(crate) use histogram::Timing;
 
-pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8; escaping=underscores";
 
 /// Upstream's buckets.
 const SECONDS: &[f64] = &[

@@ -2,6 +2,8 @@
 
 use super::CallError;
 use super::destination::Shared;
+use crate::registry::View;
+use crate::tunnel::{Stream, Tunnels};
 use ::http::{Request, Response};
 use bytes::Bytes;
 use http_body_util::Full;
@@ -95,24 +97,29 @@ impl Sender {
 }
 
 /// All connections.
-#[derive(Default)]
 pub(super) struct Connections {
+    tunnels: Arc<Tunnels>,
     kept: Mutex<HashMap<(u64, SocketAddr), Vec<Sender>>>,
     stop: CancellationToken,
     tasks: TaskTracker,
 }
 
 impl Connections {
+    pub fn new(tunnels: Arc<Tunnels>) -> Self {
+        let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
+        Self { tunnels, kept: Mutex::default(), stop, tasks }
+    }
+
     fn lock(&self) -> MutexGuard<'_, HashMap<(u64, SocketAddr), Vec<Sender>>> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A connection: a kept one, unless it has to be fresh.
-    pub async fn get(&self, origin: &Origin, fresh: bool) -> Result<Sender, CallError> {
+    pub async fn get(&self, view: &View, origin: &Origin, fresh: bool) -> Result<Sender, CallError> {
         if !fresh && let Some(sender) = self.take(origin) {
             return Ok(sender);
         }
-        let sender = self.connect(origin).await?;
+        let sender = self.connect(view, origin).await?;
         if let Some(shared) = sender.share() {
             self.keep(origin, shared);
         }
@@ -160,14 +167,27 @@ impl Connections {
         }
     }
 
-    async fn connect(&self, origin: &Origin) -> Result<Sender, CallError> {
+    /// The way to an address: through the tunnel of the node of a Service's pod, or else directly.
+    async fn reach(&self, view: &View, origin: &Origin) -> Result<Box<dyn Stream>, CallError> {
         let address = origin.address;
+        if origin.destination.is_service() {
+            let tunnelled = self.tunnels.connect_pod(|| view.clone(), address).await;
+            if let Some(stream) = tunnelled.map_err(|source| CallError::Tunnel { address, source })? {
+                return Ok(Box::new(stream));
+            }
+        }
         let failed = |source| CallError::Connect { address, source };
         let tcp = TcpStream::connect(address).await.map_err(failed)?;
         tcp.set_nodelay(true).map_err(failed)?;
+        Ok(Box::new(tcp))
+    }
+
+    async fn connect(&self, view: &View, origin: &Origin) -> Result<Sender, CallError> {
+        let transport = self.reach(view, origin).await?;
         let destination = &origin.destination;
         let connector = TlsConnector::from(Arc::clone(&destination.tls));
-        let stream = connector.connect(destination.server_name.clone(), tcp).await.map_err(CallError::Tls)?;
+        let stream = connector.connect(destination.server_name.clone(), transport).await;
+        let stream = stream.map_err(CallError::Tls)?;
         let two = stream.get_ref().1.alpn_protocol() == Some(b"h2");
         let (used, watched) = watch::channel(Instant::now());
         let stream = TokioIo::new(stream);

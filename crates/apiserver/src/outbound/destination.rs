@@ -135,6 +135,11 @@ impl Shared {
         }
     }
 
+    /// Returns true if it is found behind a Service.
+    pub fn is_service(&self) -> bool {
+        matches!(self.place, Place::Service { .. })
+    }
+
     pub fn identity(&self) -> u64 {
         self.identity
     }

@@ -15,6 +15,7 @@ pub(crate) use credentials::Credentials;
 pub(crate) use destination::{Destination, DestinationError};
 
 use crate::registry::View;
+use crate::tunnel::{TunnelError, Tunnels};
 use ::http::{HeaderValue, Method, Request, header};
 use bytes::{Bytes, BytesMut};
 use connection::{Connections, Origin, Sender};
@@ -46,6 +47,8 @@ pub(crate) enum CallError {
     Lookup { host: String, source: std::io::Error },
     #[error("dial tcp {address}: connect: {}", in_go_words(source))]
     Connect { address: std::net::SocketAddr, source: std::io::Error },
+    #[error("dial tcp {address}: {source}")]
+    Tunnel { address: std::net::SocketAddr, source: TunnelError },
     #[error("tls: failed to verify certificate: {0}")]
     Tls(std::io::Error),
     #[error("{0}")]
@@ -89,13 +92,12 @@ pub(crate) struct Outbound {
     budget: Arc<Semaphore>,
 }
 
-impl Default for Outbound {
-    fn default() -> Self {
-        Self { connections: Connections::default(), budget: Arc::new(Semaphore::new(BUDGET / KIB)) }
-    }
-}
-
 impl Outbound {
+    /// Calls to pods go through these tunnels where there are any.
+    pub fn new(tunnels: Arc<Tunnels>) -> Self {
+        Self { connections: Connections::new(tunnels), budget: Arc::new(Semaphore::new(BUDGET / KIB)) }
+    }
+
     /// Sends a POST of JSON and reads the answer. Redirects are answers as any other.
     pub async fn call(&self, view: &View, call: Call<'_>) -> Result<Answered, CallError> {
         let deadline = call.deadline;
@@ -118,7 +120,7 @@ impl Outbound {
             let origin = Origin { destination: Arc::clone(&call.destination.shared), address };
             // A connection that was kept may have ended since. Then the request is sent once more, on a new one.
             for fresh in [false, true] {
-                let sender = match self.connections.get(&origin, fresh).await {
+                let sender = match self.connections.get(view, &origin, fresh).await {
                     Ok(sender) => sender,
                     Err(error) => {
                         last = Some(error);

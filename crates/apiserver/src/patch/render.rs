@@ -23,14 +23,59 @@ pub(super) fn touched(operations: &Value) -> Value {
     root
 }
 
-pub(super) fn object(type_: TypeRef, value: &Value, touched: &Value) -> String {
+/// Where a JSON patch puts a value of another place, and the type that the value had there: it is printed as one of that type.
+pub(super) type Moved = Vec<(Vec<String>, &'static Kind)>;
+
+pub(super) fn moved(type_: TypeRef, operations: &Value) -> Moved {
+    let steps = |path: &str| -> Vec<String> {
+        path.split('/').skip(1).take(MAX_DEPTH).map(|t| t.replace("~1", "/").replace("~0", "~")).collect()
+    };
+    let kind_at = |path: &str| {
+        let mut steps = steps(path).into_iter();
+        let first = &type_.field(&steps.next()?)?.kind;
+        steps.try_fold(first, |kind, step| match kind {
+            Kind::Struct(type_) => type_.field(&step).map(|field| &field.kind),
+            Kind::List(item) | Kind::Map(item) => Some(*item),
+            _ => None,
+        })
+    };
+    let moves = operations.as_array().into_iter().flatten();
+    moves
+        .filter_map(|operation| {
+            let text = |key: &str| operation.get(key)?.as_str();
+            matches!(text("op"), Some("copy" | "move")).then_some(())?;
+            Some((steps(text("path")?), kind_at(text("from")?)?))
+        })
+        .collect()
+}
+
+pub(super) fn object(type_: TypeRef, value: &Value, touched: &Value, moved: &Moved) -> String {
     let mut out = String::new();
-    put(Some(&Kind::Struct(type_)), value, Some(touched), &mut out);
+    put(Some(&Kind::Struct(type_)), value, Some(touched), &mut Place { moved, at: Vec::new() }, &mut out);
     out
 }
 
-fn put(kind: Option<&Kind>, value: &Value, touched: Option<&Value>, out: &mut String) {
+/// A value of a type with its fields in the order in which the type declares them.
+pub(crate) fn declared(type_: TypeRef, value: &Value) -> String {
+    object(type_, value, &Value::Null, &Moved::new())
+}
+
+/// The place of a value that is being printed.
+struct Place<'a> {
+    moved: &'a Moved,
+    at: Vec<String>,
+}
+
+impl Place<'_> {
+    /// The type of the value here, if it came from elsewhere.
+    fn kind(&self) -> Option<&'static Kind> {
+        self.moved.iter().rfind(|(path, _)| *path == self.at).map(|(_, kind)| *kind)
+    }
+}
+
+fn put(kind: Option<&Kind>, value: &Value, touched: Option<&Value>, place: &mut Place<'_>, out: &mut String) {
     let touched = touched.filter(|t| t.is_object());
+    let kind = place.kind().or(kind);
     match value {
         Value::Object(map) => {
             let type_ = match kind {
@@ -53,7 +98,9 @@ fn put(kind: Option<&Kind>, value: &Value, touched: Option<&Value>, out: &mut St
                     Some(Kind::Map(item)) => Some(*item),
                     _ => None,
                 };
-                put(inner, &map[name], touched.and_then(|t| t.get(name)), out);
+                place.at.push(name.to_string());
+                put(inner, &map[name], touched.and_then(|t| t.get(name)), place, out);
+                place.at.pop();
             }
             out.push('}');
         }
@@ -67,7 +114,9 @@ fn put(kind: Option<&Kind>, value: &Value, touched: Option<&Value>, out: &mut St
                 if index > 0 {
                     out.push(',');
                 }
-                put(inner, item, touched.and_then(|t| t.get(index.to_string())), out);
+                place.at.push(index.to_string());
+                put(inner, item, touched.and_then(|t| t.get(index.to_string())), place, out);
+                place.at.pop();
             }
             out.push(']');
         }
@@ -94,8 +143,15 @@ mod tests {
             "metadata": {"name": "a", "labels": {"t": "x"}, "annotations": {}, "uid": "u"}});
         let path = touched(&json!([{"op": "add", "path": "/data/x", "value": 5}]));
         assert_eq!(
-            object(type_, &value, &path),
+            object(type_, &value, &path, &Moved::new()),
             r#"{"apiVersion":"v1","data":{"x":5},"kind":"ConfigMap","metadata":{"name":"a","uid":"u","labels":{"t":"x"},"annotations":{}}}"#
+        );
+        // A value from another place is printed as one of the type that it had there.
+        let copy = json!([{"op": "copy", "from": "/metadata", "path": "/data/m"}]);
+        let value = json!({"data": {"m": {"annotations": {}, "name": "a", "uid": "u"}}});
+        assert_eq!(
+            object(type_, &value, &touched(&copy), &moved(type_, &copy)),
+            r#"{"data":{"m":{"name":"a","uid":"u","annotations":{}}}}"#
         );
     }
 }

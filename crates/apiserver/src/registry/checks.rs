@@ -3,7 +3,9 @@
 use super::View;
 use ferrite_api::codec::{Step, empty_places, normalise};
 use ferrite_api::field::{FieldError, FieldErrors};
-use ferrite_api::meta_validation::{path_segment, validate_metadata, validate_metadata_update};
+use ferrite_api::meta_validation::{
+    path_segment, unknown_finalizers, validate_metadata, validate_metadata_update,
+};
 use ferrite_api::resource::{MetadataUse, Resource};
 use ferrite_json::{Map, Value};
 
@@ -15,6 +17,7 @@ impl Sent {
     /// Removes empty values from an object.
     pub(super) fn take(resource: &Resource, object: &mut Value) -> Self {
         let Some(type_) = resource.schema else { return Self(Vec::new()) };
+        resource.strategy.mark_sent_empty(object);
         let places = empty_places(type_, object);
         if !places.is_empty() {
             normalise(type_, object);
@@ -69,20 +72,17 @@ fn restore(object: &mut Value, place: &[Step], empty: &Value) {
 pub(super) fn of_new(resource: &Resource, object: &Value) -> FieldErrors {
     let strategy = &resource.strategy;
     let namespaced = resource.is_namespaced();
-    let mut errors = match strategy.metadata_use() {
-        MetadataUse::Nothing => Vec::new(),
-        MetadataUse::Change | MetadataUse::Everything => {
-            validate_metadata(object, namespaced, |name| strategy.validate_name(name))
-        }
-    };
-    allow_finalizers(resource, &mut errors);
+    let mut errors = Vec::new();
+    if strategy.metadata_use() != MetadataUse::Nothing {
+        errors.extend(validate_metadata(object, namespaced, |name| strategy.validate_name(name)));
+        errors.extend(own_finalizers(resource, object));
+    }
     errors.extend(strategy.validate(object));
     // The names of most kinds are held to more than this.
     let unchecked = strategy.metadata_use() == MetadataUse::Nothing
         || !path_segment(ferrite_api::meta::name(object)).is_empty();
     if errors.is_empty() && unchecked {
         errors = validate_metadata(object, namespaced, path_segment);
-        allow_finalizers(resource, &mut errors);
     }
     errors
 }
@@ -99,10 +99,12 @@ pub(super) fn of_namespace(
     (!labelled).then_some(error)
 }
 
-/// As upstream: a custom object may have finalizers without a domain. Its writer is warned.
-fn allow_finalizers(resource: &Resource, errors: &mut FieldErrors) {
-    if resource.custom.is_some() {
-        errors.retain(|error| !error.detail.starts_with("name is neither a standard finalizer name"));
+/// The complaints of a kind's validation about finalizers. As upstream: some kinds, and custom objects, may have any. The
+/// writer of a custom object is warned.
+fn own_finalizers(resource: &Resource, object: &Value) -> FieldErrors {
+    match resource.custom.is_none() && resource.strategy.knows_finalizers() {
+        true => unknown_finalizers(object),
+        false => Vec::new(),
     }
 }
 
@@ -119,14 +121,19 @@ pub(super) fn of_change(
     let mut errors = metadata();
     let changed = validate_metadata_update(new, old);
     errors.extend(changed.iter().cloned());
-    let uses = strategy.metadata_use();
-    if uses == MetadataUse::Everything && subresource.is_none() {
+    let uses = match subresource {
+        None => strategy.metadata_use(),
+        Some("status" | "approval") => strategy.status_metadata_use(),
+        Some(_) => MetadataUse::Change,
+    };
+    for _ in 0..uses.content() {
         errors.extend(metadata());
+        errors.extend(own_finalizers(resource, new));
     }
-    if uses != MetadataUse::Nothing {
+    if uses.change() {
         errors.extend(changed);
+        errors.extend(own_finalizers(resource, new));
     }
-    allow_finalizers(resource, &mut errors);
     errors.extend(match subresource {
         None => strategy.validate_update(new, old),
         Some("status") => strategy.validate_status_update(new, old),

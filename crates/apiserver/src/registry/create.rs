@@ -164,6 +164,14 @@ impl Registry {
         if unlabelled {
             strategy.complete_default_labels(&mut object);
         }
+        let prepared;
+        if meta::name(&object) != name {
+            // The object had no name, and its kind gave it one.
+            prepared = meta::name(&object).to_owned();
+            name = &prepared;
+            key = stored::key(resource, write.namespace, name);
+            attributes = Attributes { name, ..attributes };
+        }
         let allocation = self.services.allocate(&view, resource, &mut object, None, write.options.dry_run)?;
         super::normalise(resource, &mut object);
         super::check_depth(&object)?;

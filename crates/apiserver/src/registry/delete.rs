@@ -195,7 +195,10 @@ fn decide(resource: &Resource, old: &Value, options: &DeleteOptions, now: Timest
     if !meta::is_deleting(old) && resource.strategy.begin_deletion(&mut new, &metadata::time(now)) {
         return Step::Mark(Box::new(new));
     }
-    set_dependents_finalizer(resource, &mut new, options.propagation);
+    // As upstream: a kind with finalizers in its specification hears of the dependents once.
+    if !resource.strategy.has_spec_finalizers() || !meta::is_deleting(old) {
+        set_dependents_finalizer(resource, &mut new, options.propagation);
+    }
     let held = meta::finalizers(&new).next().is_some() || held_by_spec(resource, old);
     let (graceful, grace) = match resource.strategy.deletion(old, options.grace_seconds) {
         Deletion::Immediate => (false, 0),
@@ -249,6 +252,7 @@ pub(super) fn held_by_spec(resource: &Resource, object: &Value) -> bool {
 /// The garbage collector acts on finalizers: they carry the wish for dependents.
 fn set_dependents_finalizer(resource: &Resource, object: &mut Value, propagation: Option<Propagation>) {
     let wanted = match propagation {
+        _ if !resource.strategy.has_dependents() => None,
         Some(Propagation::Orphan) => Some(ORPHAN),
         Some(Propagation::Foreground) => Some(FOREGROUND),
         Some(Propagation::Background) => None,
@@ -326,5 +330,37 @@ mod tests {
         let options = DeleteOptions { propagation: Some(Propagation::Foreground), ..grace(0) };
         let Step::Mark(marked) = decide(&pods(), &fresh, &options, now) else { panic!("must be held") };
         assert_eq!(marked["metadata"]["finalizers"], json!([FOREGROUND]));
+    }
+
+    struct Childless;
+    impl Strategy for Childless {
+        fn has_dependents(&self) -> bool {
+            false
+        }
+    }
+
+    struct Emptied;
+    impl Strategy for Emptied {
+        fn has_spec_finalizers(&self) -> bool {
+            true
+        }
+    }
+
+    #[test]
+    fn propagation_means_nothing_without_dependents() {
+        let now = Timestamp::UNIX_EPOCH;
+        let fresh = json!({"metadata": {"name": "a"}, "spec": {"finalizers": ["kubernetes"]}});
+        for propagation in [Propagation::Foreground, Propagation::Orphan] {
+            let options = DeleteOptions { propagation: Some(propagation), ..grace(0) };
+            let childless = super::super::fixture::pods(Childless);
+            assert_eq!(decide(&childless, &fresh, &options, now), Step::Remove);
+            let emptied = super::super::fixture::pods(Emptied);
+            let Step::Mark(marked) = decide(&emptied, &fresh, &options, now) else { panic!("must be held") };
+            assert_eq!(meta::finalizers(&marked).count(), 1);
+            assert_eq!(decide(&emptied, &marked, &grace(0), now), Step::Keep);
+            let mut deleting = fresh.clone();
+            deleting["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+            assert_eq!(decide(&emptied, &deleting, &options, now), Step::Keep, "it is too late");
+        }
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 pub(crate) fn registry() -> super::Registry {
     let table = Arc::new(super::ResourceMap::new(ferrite_api::kinds::built_in()));
     let services = super::ServiceAllocator::new(Vec::new(), 30000..=32767);
-    let outbound = Arc::default();
+    let outbound = Arc::new(crate::outbound::Outbound::new(Arc::default()));
     let admission =
         crate::admission::Chain::new(&crate::AdmissionPlugins::default(), &outbound, None).expect("a chain");
     super::Registry::new(

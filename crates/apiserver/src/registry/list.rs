@@ -1,6 +1,6 @@
 //! Lists and their selectors.
 
-use super::{Registry, Selectors, store_status, stored};
+use super::{Registry, Selectors, store_status, stored, trigger};
 use crate::options::{ListOptions, VersionMatch};
 use base64::Engine;
 use base64::alphabet;
@@ -42,10 +42,22 @@ pub(crate) struct Scan {
 }
 
 impl Items {
-    /// All selected objects under a prefix.
-    pub fn all(resource: &Arc<Resource>, selectors: Selectors, snapshot: Snapshot, prefix: String) -> Self {
-        let next = Some(prefix.clone().into_bytes());
-        Self::Scan(Scan { resource: Arc::clone(resource), selectors, snapshot, prefix, next })
+    /// All selected objects under a prefix, which is that of a namespace if the kind has them and `namespace` is given.
+    pub fn all(
+        resource: &Arc<Resource>,
+        namespace: Option<&str>,
+        selectors: Selectors,
+        snapshot: Snapshot,
+    ) -> Self {
+        if let Some(mut found) = candidates(resource, namespace, &selectors, &snapshot) {
+            let evaluated = found.len() as u64;
+            found.retain(|entry| selectors.select(resource, entry));
+            LISTED.add(resource, evaluated, found.len());
+            return Self::Found(found.into_iter());
+        }
+        let prefix = stored::prefix_in(resource, namespace);
+        let next = prefix.clone().into_bytes();
+        Self::Scan(Scan { resource: Arc::clone(resource), selectors, snapshot, prefix, next: Some(next) })
     }
 
     /// Takes further objects, of about `bytes` together, selected or not. None when there are no more.
@@ -72,6 +84,24 @@ impl Items {
             Self::Scan(scan) => scan.next.is_none(),
         }
     }
+}
+
+/// The few objects among which the selected ones are, where they can be found without reading all: one that is
+/// selected by its name, and those with a value of an indexed field.
+fn candidates(
+    resource: &Resource,
+    namespace: Option<&str>,
+    selectors: &Selectors,
+    snapshot: &Snapshot,
+) -> Option<Vec<Arc<Entry>>> {
+    if let Some(name) = selectors.exact("metadata.name")
+        && (namespace.is_some() || !resource.is_namespaced())
+    {
+        let key = stored::key(resource, namespace.unwrap_or_default(), name);
+        return Some(snapshot.get(key.as_bytes()).cloned().into_iter().collect());
+    }
+    let (field, value) = trigger::exact_field(resource, selectors)?;
+    snapshot.find(stored::prefix_in(resource, namespace).as_bytes(), field, value.as_bytes())
 }
 
 impl Scan {
@@ -165,7 +195,7 @@ impl Registry {
         LISTED.total.with(&[&resource.group, &resource.plural]).increment();
         let revision = snapshot.revision();
         // As upstream: a client that accepts any version is answered from the cache, which knows no pages.
-        let limit = if options.resource_version == Some(0) && token.is_none() { 0 } else { options.limit };
+        let limit = if options.resource_version == Some(0) { 0 } else { options.limit };
         let from = token.as_ref().map(|t| format!("{prefix}{}", t.start));
         if crate::extensions::converts(resource) {
             return self
@@ -173,10 +203,13 @@ impl Registry {
                 .await;
         }
         if limit == 0 {
-            let mut items = Items::all(resource, selectors, snapshot, prefix);
-            if let (Items::Scan(scan), Some(from)) = (&mut items, from) {
-                scan.next = Some(from.into_bytes());
-            }
+            let items = match from {
+                None => Items::all(resource, namespace, selectors, snapshot),
+                Some(from) => {
+                    let next = Some(from.into_bytes());
+                    Items::Scan(Scan { resource: Arc::clone(resource), selectors, snapshot, prefix, next })
+                }
+            };
             return Ok(ListPage { revision, items, continue_token: None, remaining: None });
         }
         // As upstream: an object that is selected by its name is read by its key.
@@ -404,5 +437,45 @@ mod tests {
         let next = parse_token(status.continue_token.as_deref().unwrap()).unwrap().unwrap();
         assert_eq!((next.revision, next.start.as_str()), (-1, "ns/a"));
         assert!(inconsistent(Status::internal("x"), &old).continue_token.is_none());
+    }
+
+    /// Which way a list goes: by reading all objects, or those that an index or the name leads to.
+    #[tokio::test]
+    async fn few_objects_are_found_without_reading_all() {
+        let registry = super::super::fixture::registry();
+        let pods = Arc::clone(registry.table.find("", "v1", "pods").unwrap());
+        let objects = [("a", "x", "n1"), ("a", "y", "n2"), ("b", "x", "n1"), ("b", "z", "")];
+        for (namespace, name, node) in objects {
+            let mut object = ferrite_json::json!({"apiVersion": "v1", "kind": "Pod",
+                "metadata": {"name": name, "namespace": namespace}, "spec": {}});
+            if !node.is_empty() {
+                object["spec"]["nodeName"] = node.into();
+            }
+            let put =
+                ferrite_store::Op::put(stored::key(&pods, namespace, name), stored::encode(&pods, &object));
+            registry.store.commit(ferrite_store::Txn::default().then(put)).await.unwrap();
+        }
+        let rows = [
+            (None, "spec.nodeName=n1", 2, Some(2)),
+            (Some("a"), "spec.nodeName=n1", 1, Some(1)),
+            (None, "spec.nodeName=", 1, Some(1)),
+            (None, "spec.nodeName=n3", 0, Some(0)),
+            (Some("a"), "metadata.name=y", 1, Some(1)),
+            (Some("a"), "metadata.name=y,spec.nodeName=n1", 0, Some(1)),
+            (Some("a"), "metadata.name=a/y", 0, Some(0)),
+            (None, "metadata.name=x", 2, None),
+            (None, "spec.nodeName!=n1", 2, None),
+            (None, "", 4, None),
+        ];
+        for (namespace, fields, selected, read) in rows {
+            let options = ListOptions { field_selector: fields.into(), ..ListOptions::default() };
+            let selectors = Selectors::parse(&pods, &options).unwrap();
+            let snapshot = registry.store.snapshot();
+            let few = candidates(&pods, namespace, &selectors, &snapshot);
+            assert_eq!(few.map(|few| few.len()), read, "{fields}");
+            let page = registry.list(&pods, namespace, selectors, &options).await.unwrap();
+            let mut items = page.items;
+            assert_eq!(items.take(usize::MAX).unwrap_or_default().len(), selected, "{fields}");
+        }
     }
 }

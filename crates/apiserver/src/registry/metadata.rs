@@ -132,6 +132,10 @@ pub(crate) fn keep_identity(new: &mut Value, old: &Value) {
     ] {
         let kept = old.pointer(&format!("/metadata/{key}")).cloned();
         let metadata = meta::metadata_mut(new);
+        // Another grace period stays, to be refused.
+        if key == "deletionGracePeriodSeconds" && metadata.get(key).is_some_and(Value::is_number) {
+            continue;
+        }
         match kept {
             Some(value) => metadata.insert(key, value),
             // Only a delete begins a deletion. A client that sets the field gets an error: it is immutable.

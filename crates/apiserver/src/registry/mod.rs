@@ -139,9 +139,36 @@ impl View {
         found.into_iter()
     }
 
-    /// The objects of a resource in a namespace.
+    /// The objects of a resource in all namespaces, in the order in which the store got them.
+    pub fn oldest_first(&self, group: &str, plural: &str) -> Vec<Arc<Value>> {
+        let Some(resource) = self.table.any_version(group, plural) else { return Vec::new() };
+        let prefix = stored::prefix_in(resource, Some(""));
+        let entries = self.snapshot.range(prefix.as_bytes(), None);
+        let mut found: Vec<_> = entries
+            .filter_map(|(key, entry)| Some((entry.created, self.decoded.get(resource, key, entry)?)))
+            .collect();
+        found.sort_by_key(|(created, _)| *created);
+        found.into_iter().map(|(_, object)| object).collect()
+    }
+
+    /// The objects of a resource in a namespace. Each is decoded when it is asked for.
     pub fn objects(&self, group: &str, plural: &str, namespace: &str) -> impl Iterator<Item = Value> + use<> {
         self.entries(group, plural, namespace).map(|(_, object)| object)
+    }
+
+    /// The objects of a resource in a namespace whose text has each of these words. Objects without them are not
+    /// decoded: that would take as long as their authors like.
+    pub fn objects_with(
+        &self,
+        group: &str,
+        plural: &str,
+        namespace: &str,
+        words: &[&str],
+    ) -> impl Iterator<Item = Value> + use<> {
+        let mut found = self.stored(group, plural, namespace);
+        let words: Vec<_> = words.iter().map(|word| memchr::memmem::Finder::new(word.as_bytes())).collect();
+        found.entries.retain(|entry| words.iter().all(|word| word.find(entry.plain()).is_some()));
+        found.decoded().map(|(_, object)| object)
     }
 
     /// The objects of a resource in a namespace, each with the revision that wrote it.
@@ -151,17 +178,17 @@ impl View {
         plural: &str,
         namespace: &str,
     ) -> impl Iterator<Item = (Revision, Value)> + use<> {
-        let found: Vec<_> = match self.table.any_version(group, plural) {
-            None => Vec::new(),
-            Some(resource) => {
-                let prefix = stored::prefix_in(resource, Some(namespace));
-                let entries = self.snapshot.range(prefix.as_bytes(), None);
-                entries
-                    .filter_map(|(_, entry)| Some((entry.modified, stored::decode(resource, entry)?)))
-                    .collect()
-            }
-        };
-        found.into_iter()
+        self.stored(group, plural, namespace).decoded()
+    }
+
+    /// The objects of a resource in a namespace as they are stored.
+    fn stored(&self, group: &str, plural: &str, namespace: &str) -> StoredObjects {
+        let resource = self.table.any_version(group, plural).cloned();
+        let entries = resource.as_ref().map(|resource| {
+            let prefix = stored::prefix_in(resource, Some(namespace));
+            self.snapshot.range(prefix.as_bytes(), None).map(|(_, entry)| Arc::clone(entry)).collect()
+        });
+        StoredObjects { resource, entries: entries.unwrap_or_default() }
     }
 
     /// The resource of a kind.
@@ -191,6 +218,21 @@ impl View {
     /// Any version of a resource.
     pub fn resource(&self, group: &str, plural: &str) -> Option<&Arc<Resource>> {
         self.table.any_version(group, plural)
+    }
+}
+
+/// Objects of one resource that are not decoded yet.
+struct StoredObjects {
+    resource: Option<Arc<Resource>>,
+    entries: Vec<Arc<Entry>>,
+}
+
+impl StoredObjects {
+    fn decoded(self) -> impl Iterator<Item = (Revision, Value)> + use<> {
+        let Self { resource, entries } = self;
+        entries
+            .into_iter()
+            .filter_map(move |entry| Some((entry.modified, stored::decode(resource.as_ref()?, &entry)?)))
     }
 }
 
@@ -272,6 +314,7 @@ impl Registry {
         authorization: Vec<Mode>,
         outbound: Arc<Outbound>,
     ) -> Self {
+        table.rows().iter().flat_map(|row| trigger::indexed_fields(row)).for_each(|field| store.index(field));
         let decoded = Arc::<decoded::DecodedObjects>::default();
         let viewer =
             Viewer { store: Arc::clone(&store), table: Arc::clone(&table), decoded: Arc::clone(&decoded) };

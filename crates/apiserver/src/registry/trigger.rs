@@ -2,7 +2,7 @@
 
 use super::Selectors;
 use ferrite_api::resource::Resource;
-use ferrite_store::{Entry, Key, Trigger};
+use ferrite_store::{Entry, IndexedField, Key, Trigger};
 
 const NAME: &str = "metadata.name";
 
@@ -11,10 +11,24 @@ pub(super) fn of(resource: &Resource, selectors: &Selectors) -> Option<Trigger> 
     if let Some(name) = selectors.exact(NAME) {
         return Some(Trigger { field: NAME, value: name.into(), read: name_of });
     }
+    let (field, value) = exact_field(resource, selectors)?;
+    Some(Trigger { field, value: value.into(), read: text_of })
+}
+
+/// The first field that the store reads and that the selectors demand a value of.
+pub(super) fn exact_field<'a>(
+    resource: &Resource,
+    selectors: &'a Selectors,
+) -> Option<(&'static str, &'a str)> {
     let fields = resource.strategy.trigger_fields().iter();
-    fields
-        .filter_map(|field| Some(Trigger { field, value: selectors.exact(field)?.into(), read: text_of }))
-        .next()
+    fields.filter_map(|field| Some((*field, selectors.exact(field)?))).next()
+}
+
+/// The fields by which the store finds objects of a kind, as it finds watches.
+pub(super) fn indexed_fields(resource: &Resource) -> impl Iterator<Item = IndexedField> {
+    let prefix = super::stored::prefix_in(resource, None).into_bytes();
+    let fields = resource.strategy.trigger_fields().iter();
+    fields.map(move |field| IndexedField { prefix: prefix.clone(), field, read: text_of })
 }
 
 /// The name that a key ends with.

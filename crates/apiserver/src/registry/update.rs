@@ -250,6 +250,11 @@ impl Registry {
         }
         let change = |new: &Value| checks::of_change(resource, update.subresource, new, old);
         let mut errors = sent.errors(new, change);
+        if !update.replaces && !update.applied && update.subresource.is_none() {
+            let mut of_patch = strategy.validate_patch(new);
+            of_patch.retain(|error| !errors.iter().any(|other| other.path == error.path));
+            errors.extend(of_patch);
+        }
         if update.subresource == Some("status") {
             let grant = Grant { user, resource, namespace, requested: update.name, old: Some(old), new };
             let verb = if update.replaces { "update" } else { "patch" };

@@ -86,7 +86,7 @@ impl Registry {
         let trigger = trigger::of(resource, &selectors);
         let watch = self.store.watch_selected(prefix.as_bytes(), trigger, after).map_err(|end| gone(&end))?;
         Ok(WatchStream {
-            initial: from_now.then(|| Items::all(resource, of_stored, snapshot, prefix)),
+            initial: from_now.then(|| Items::all(resource, namespace, of_stored, snapshot)),
             initial_end: (initial && options.bookmarks).then_some(current),
             hub: self.hubs.of(resource),
             converter: Arc::clone(&self.converter),

@@ -3,6 +3,8 @@
 use crate::audit::Record;
 use crate::http::{BoxError, Response};
 use crate::server::ApiServer;
+use crate::traffic::{Account, Connection};
+use crate::tunnel::Stream;
 use ::http::request::Parts;
 use ::http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode, header};
 use bytes::Bytes;
@@ -12,9 +14,11 @@ use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use rustls_pki_types::ServerName;
 use std::net::{IpAddr, SocketAddr};
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
@@ -63,6 +67,13 @@ pub(super) fn check_address(address: IpAddr) -> Result<(), Status> {
     if is_proxyable(address) { Ok(()) } else { Err(Status::bad_request(NotAllowed.to_string())) }
 }
 
+/// Returns true for an address of a Service, which leads to endpoints that nobody has checked. The first one is this
+/// server's own.
+pub(super) fn is_service(server: &ApiServer, address: IpAddr) -> bool {
+    let address = address.to_canonical();
+    server.config.service_ranges.iter().any(|range| range.contains_host(address))
+}
+
 /// Returns true if a connection ends at this server: at its port, from an address to the same address.
 fn is_to_ourselves(server: &ApiServer, stream: &TcpStream) -> std::io::Result<bool> {
     let (here, there) = (stream.local_addr()?, stream.peer_addr()?);
@@ -70,15 +81,49 @@ fn is_to_ourselves(server: &ApiServer, stream: &TcpStream) -> std::io::Result<bo
     Ok(there.port() == port && here.ip().to_canonical() == there.ip().to_canonical())
 }
 
-trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
-impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
+/// A connection that counts as a user's for as long as anybody has it.
+struct Counted {
+    stream: Box<dyn Stream>,
+    _connection: Option<Connection>,
+}
+
+impl AsyncRead for Counted {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buffer)
+    }
+}
+
+impl AsyncWrite for Counted {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<std::io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
 
 /// Connects through the tunnel of the node's agent, or else directly. A tunnel is there where the agent's machine is, and
 /// costs no attempt at an address that may be out of reach.
 async fn connect(server: &ApiServer, place: &Place) -> Result<Box<dyn Stream>, BoxError> {
-    if let Some(node) = &place.kubelet_of
-        && let Some(stream) = server.tunnels.connect(node, SocketAddr::new(place.address, place.port)).await?
-    {
+    let address = SocketAddr::new(place.address, place.port);
+    let tunnelled = match &place.kubelet_of {
+        Some(node) => server.tunnels.connect(node, address).await?,
+        None => server.tunnels.connect_pod(|| server.registry.view(), address).await?,
+    };
+    if let Some(stream) = tunnelled {
         return Ok(Box::new(stream));
     }
     let tcp = TcpStream::connect((place.address, place.port)).await?;
@@ -90,10 +135,11 @@ async fn connect(server: &ApiServer, place: &Place) -> Result<Box<dyn Stream>, B
     Ok(Box::new(tcp))
 }
 
-/// Sends one request on a connection of its own. The connection ends with the response, or with the stream
+/// Sends one request on a connection of its own, which counts as `account`'s. The connection ends with the response, or with the stream
 /// that it is upgraded to.
 pub(crate) async fn send<B>(
     server: &ApiServer,
+    account: Option<&Account>,
     place: &Place,
     mut request: Request<B>,
 ) -> Result<::http::Response<hyper::body::Incoming>, BoxError>
@@ -102,11 +148,13 @@ where
     B::Error: Into<BoxError>,
 {
     request.headers_mut().entry(header::HOST).or_insert(HeaderValue::from_str(&place.host())?);
+    let counted = account.map(Account::connect).transpose()?;
     let connect = async {
-        if !is_proxyable(place.address) {
+        if !is_proxyable(place.address) || is_service(server, place.address) {
             return Err(NotAllowed.into());
         }
-        let transport = connect(server, place).await?;
+        let transport: Box<dyn Stream> =
+            Box::new(Counted { stream: connect(server, place).await?, _connection: counted });
         let stream: Box<dyn Stream> = match &place.tls {
             None => transport,
             Some(tls) => {

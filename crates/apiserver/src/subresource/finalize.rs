@@ -6,7 +6,7 @@ use crate::http::Response;
 use crate::registry::Update;
 use ferrite_api::Status;
 use ferrite_api::field::Path;
-use ferrite_api::meta_validation::unknown_finalizer;
+use ferrite_api::meta_validation::validate_finalizer_name;
 use ferrite_json::Value;
 
 pub(super) async fn handle(call: &mut Call) -> Result<Response, Status> {
@@ -18,7 +18,7 @@ pub(super) async fn handle(call: &mut Call) -> Result<Response, Status> {
     let errors: Vec<_> = finalizers
         .filter_map(Value::as_str)
         .enumerate()
-        .filter_map(|(index, name)| unknown_finalizer(name, &path.index(index)))
+        .flat_map(|(index, name)| validate_finalizer_name(name, &path.index(index)))
         .collect();
     if !errors.is_empty() {
         return Err(Status::invalid("", "Namespace", call.name(), &errors));

@@ -9,6 +9,7 @@ use crate::call::Call;
 use crate::http::{BoxError, Response};
 use crate::request::Verb;
 use crate::server::ApiServer;
+use crate::traffic::{Account, TooManyConnections};
 use crate::websocket;
 use ::http::{HeaderValue, Method, Request, StatusCode, header};
 use bytes::Bytes;
@@ -111,7 +112,7 @@ pub(super) async fn attach(call: &mut Call) -> Result<Response, Status> {
 
 /// Requires the verb `create`. As upstream: a WebSocket begins with a GET, which asks for no more than
 /// `get`, but every way into a container requires `create`.
-async fn require_create(call: &Call) -> Result<(), Status> {
+pub(super) async fn require_create(call: &Call) -> Result<(), Status> {
     if call.verb == Verb::Create {
         return Ok(());
     }
@@ -120,7 +121,7 @@ async fn require_create(call: &Call) -> Result<(), Status> {
     let decide = || auth::decide(&registry.rbac, &registry.view(), &call.user, &action);
     match auth::settled(&registry.rbac, decide).await {
         decision if decision.allowed => Ok(()),
-        decision => Err(Status::forbidden("", "pods", call.name(), &decision.reason)),
+        decision => Err(Status::forbidden("", &call.resource.plural, call.name(), &decision.reason)),
     }
 }
 
@@ -228,13 +229,15 @@ async fn relay_error(response: ::http::Response<hyper::body::Incoming>) -> Statu
     const LIMIT: usize = 64 << 10;
     let code = response.status().as_u16();
     let body = response.into_body().map_err(|e| -> BoxError { e.into() }).boxed_unsync();
-    let text = match crate::http::read(body, LIMIT).await {
+    let text = match crate::http::read(body, LIMIT, |_| true).await {
         Ok(bytes) => String::from_utf8_lossy(&bytes).trim().to_owned(),
         Err(_) => String::new(),
     };
     match code {
         400 => Status::bad_request(text),
         404 => Status::new(404, "NotFound", text),
+        429 => Status::too_many_requests(text),
+        503 => Status::unavailable(text),
         _ => Status::internal(format!("error from the kubelet ({code}): {text}")),
     }
 }
@@ -266,7 +269,7 @@ async fn send(
     request: Request<Empty<Bytes>>,
 ) -> Result<::http::Response<hyper::body::Incoming>, Status> {
     let node = host(pod)?;
-    send_to(&call.server, node, request).await
+    send_to(&call.server, call.parts.extensions.get(), node, request).await
 }
 
 /// The kubelet of a node as the far side of a request.
@@ -282,13 +285,17 @@ pub(super) fn at_kubelet(
 /// Sends a request to the kubelet of a node.
 async fn send_to(
     server: &ApiServer,
+    account: Option<&Account>,
     node: &str,
     request: Request<Empty<Bytes>>,
 ) -> Result<::http::Response<hyper::body::Incoming>, Status> {
     let (address, port) = endpoint(server, node)?;
     let place = at_kubelet(server, node, address, port)?;
-    dial::send(server, &place, request).await.map_err(|e| {
-        Status::internal(format!("cannot reach the kubelet of node {node} at {address}:{port}: {e}"))
+    dial::send(server, account, &place, request).await.map_err(|e| match e.is::<TooManyConnections>() {
+        true => Status::too_many_requests(e.to_string()),
+        false => {
+            Status::internal(format!("cannot reach the kubelet of node {node} at {address}:{port}: {e}"))
+        }
     })
 }
 
@@ -297,7 +304,7 @@ pub(crate) async fn read(server: &ApiServer, node: &str, path: &str, limit: usiz
     let request = Request::get(path)
         .body(Empty::new())
         .map_err(|e| Status::bad_request(format!("cannot ask the kubelet: {e}")))?;
-    let response = send_to(server, node, request).await?;
+    let response = send_to(server, None, node, request).await?;
     let code = response.status();
     if !code.is_success() {
         return Err(Status::internal(format!("the kubelet of node {node} answers {path} with {code}")));
@@ -321,6 +328,9 @@ pub(super) fn endpoint(server: &ApiServer, name: &str) -> Result<(IpAddr, u16), 
         Status::internal(format!("node {name} has no address of the types {types} yet"))
     })?;
     dial::check_address(address)?;
+    if dial::is_service(server, address) {
+        return Err(Status::bad_request(dial::NotAllowed.to_string()));
+    }
     let port = node
         .pointer("/status/daemonEndpoints/kubeletEndpoint/Port")
         .and_then(Value::as_u64)

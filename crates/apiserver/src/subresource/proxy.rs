@@ -8,6 +8,7 @@ use super::{forwarding, kubelet};
 use crate::call::Call;
 use crate::http::{BoxError, Response};
 use crate::registry::View;
+use crate::traffic::TooManyConnections;
 use ::http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode, header};
 use ferrite_api::quota::amounts::list;
 use ferrite_api::{Status, meta};
@@ -20,6 +21,10 @@ use std::net::IpAddr;
 pub(crate) use html::rewrite_page;
 
 pub(super) async fn handle(call: &mut Call) -> Result<Response, Status> {
+    if call.resource.plural == "nodes" && !call.header(header::UPGRADE).is_empty() {
+        // The kubelet trusts this server. A stream of its leads into containers, also if it begins with a GET.
+        kubelet::require_create(call).await?;
+    }
     let place = match &*call.resource.plural {
         "services" => service(call)?,
         "pods" => pod(call)?,
@@ -82,7 +87,11 @@ async fn forward(call: &mut Call, place: &Place, links: Links, path: &str) -> Re
         }
     }
     forwarding::append_peer(&call.parts, headers);
-    let response = dial::send(&call.server, place, request).await.map_err(|e| {
+    let account = call.parts.extensions.get();
+    let response = dial::send(&call.server, account, place, request).await.map_err(|e| {
+        if e.is::<TooManyConnections>() {
+            return Status::too_many_requests(e.to_string());
+        }
         let message = format!("error trying to reach service: {}", cause(place, &*e));
         Status::new(503, "ServiceUnavailable", message)
     })?;

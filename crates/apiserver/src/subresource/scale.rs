@@ -164,7 +164,10 @@ async fn write(
 }
 
 fn answer(call: &Call, object: &Value) -> Result<Response, Status> {
-    let scale = ferrite_api::kinds::scale();
+    let scale = match call.resource.custom {
+        Some(_) => ferrite_api::kinds::custom_scale(),
+        None => ferrite_api::kinds::scale(),
+    };
     encode::object(
         200,
         &scale,

@@ -150,10 +150,11 @@ fn bound_object(call: &Call, reference: &Value) -> Result<Vec<(&'static str, Str
     if reference.is_null() {
         return Ok(Vec::new());
     }
+    // As upstream: any version of the core group is taken.
     let (claim, plural, namespace) = match (text("apiVersion"), text("kind")) {
-        ("v1" | "", "Pod") => ("pod", "pods", call.namespace()),
-        ("v1" | "", "Secret") => ("secret", "secrets", call.namespace()),
-        ("v1" | "", "Node") => ("node", "nodes", ""),
+        (version, "Pod") if !version.contains('/') => ("pod", "pods", call.namespace()),
+        (version, "Secret") if !version.contains('/') => ("secret", "secrets", call.namespace()),
+        (version, "Node") if !version.contains('/') => ("node", "nodes", ""),
         (version, kind) => {
             let version = if version.contains('/') { version.to_owned() } else { format!("/{version}") };
             return Err(Status::bad_request(format!(
@@ -161,6 +162,9 @@ fn bound_object(call: &Call, reference: &Value) -> Result<Vec<(&'static str, Str
             )));
         }
     };
+    if text("name").is_empty() {
+        return Err(Status::bad_request("Name parameter required."));
+    }
     let view = call.server.registry.view();
     let object = view.get("", plural, namespace, text("name"));
     let object = object.ok_or_else(|| Status::not_found("", plural, text("name")))?;
@@ -195,6 +199,12 @@ pub(crate) enum Rejected {
     Because(String),
 }
 
+/// A list of texts as Go's `%q` shows it.
+fn quoted<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
+    let texts: Vec<String> = texts.into_iter().map(|text| format!("{text:?}")).collect();
+    format!("[{}]", texts.join(" "))
+}
+
 /// An object that is being deleted keeps its tokens for so long beyond its end.
 const LEEWAY: SignedDuration = SignedDuration::from_secs(60);
 
@@ -205,13 +215,17 @@ pub(crate) fn user_of<'a>(
     wanted: &[&'a str],
 ) -> Result<(User, Vec<&'a str>), Rejected> {
     let signer = server.tokens.as_ref().ok_or(Rejected::Unknown)?;
-    let claims = signer.verify(text).ok_or(Rejected::Unknown)?;
+    let claims = signer.verify(text).ok_or_else(|| match signer.claims_issuer(text) {
+        true => Rejected::Because("go-jose/go-jose: error in cryptographic primitive".to_owned()),
+        false => Rejected::Unknown,
+    })?;
     if claims["iss"] == ferrite_pki::LEGACY_ISSUER {
         let audiences = server.own_audiences(wanted);
         if audiences.is_empty() {
             return Err(Rejected::Because(format!(
-                "token audiences {:?} is invalid for the target audiences {wanted:?}",
-                server.config().audiences()
+                "token audiences {} is invalid for the target audiences {}",
+                quoted(server.config().audiences()),
+                quoted(wanted.iter().copied())
             )));
         }
         return legacy_user(server, text, &claims).map(|user| (user, audiences));
@@ -220,8 +234,9 @@ pub(crate) fn user_of<'a>(
     let audiences = token::audiences(&claims, wanted);
     if audiences.is_empty() {
         return Err(Rejected::Because(format!(
-            "token audiences {} is invalid for the target audiences {wanted:?}",
-            claims["aud"]
+            "token audiences {} is invalid for the target audiences {}",
+            quoted(claims["aud"].as_array().into_iter().flatten().filter_map(Value::as_str)),
+            quoted(wanted.iter().copied())
         )));
     }
     let now = Timestamp::now();
@@ -301,6 +316,12 @@ fn is_alive(object: Option<&Value>, claim: &str, uid: &str, now: Timestamp) -> R
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn audiences_are_shown_as_go_shows_them() {
+        assert_eq!(quoted(["a", "https://b"]), r#"["a" "https://b"]"#);
+        assert_eq!(quoted([]), "[]");
+    }
 
     #[test]
     fn only_tokens_mounted_into_pods_live_longer_than_asked_for() {

@@ -68,6 +68,10 @@ async fn an_eviction_takes_from_the_budget_until_nothing_is_left() {
 #[tokio::test]
 async fn a_running_pod_is_resized_within_its_class() {
     let world = World::start().await;
+    let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"}});
+    assert_eq!(world.post("/api/v1/nodes", &node).await.code, 201);
+    let status = json!({"status": {"allocatable": {"cpu": "2", "memory": "1Gi"}}});
+    assert_eq!(world.patch("merge", "/api/v1/nodes/n/status", &status).await.code, 200);
     let mut pod = pod("p");
     pod["spec"]["containers"][0]["resources"] = json!({"requests": {"cpu": "100m"}});
     world.post(PODS, &pod).await;
@@ -86,6 +90,54 @@ async fn a_running_pod_is_resized_within_its_class() {
     )
     .await;
     assert_eq!(refused.code, 422, "the class would change");
+}
+
+#[tokio::test]
+async fn a_whole_pod_is_resized_as_far_as_its_node_goes() {
+    let world = World::start().await;
+    let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"}});
+    assert_eq!(world.post("/api/v1/nodes", &node).await.code, 201);
+    let report = |features: Value| {
+        let world = &world;
+        async move {
+            let status = json!({"status": {"allocatable": {"cpu": "2", "memory": "1Gi"}, "declaredFeatures": features}});
+            assert_eq!(world.patch("merge", "/api/v1/nodes/n/status", &status).await.code, 200);
+        }
+    };
+    let mut pod = pod("p");
+    pod["spec"]["resources"] = json!({"requests": {"cpu": "100m"}});
+    assert_eq!(world.post(PODS, &pod).await.code, 201);
+    let resize = |cpu: &str| {
+        let (world, patch) = (&world, json!({"spec": {"resources": {"requests": {"cpu": cpu}}}}));
+        async move { world.patch("merge", &format!("{PODS}/p/resize"), &patch).await }
+    };
+    report(json!([])).await;
+    let refused = resize("200m").await;
+    assert_eq!(
+        (refused.code, refused.at("/message")),
+        (
+            403,
+            json!(
+                "pods \"p\" is forbidden: pod update requires features InPlacePodLevelResourcesVerticalScaling which are not available on node \"n\""
+            )
+        )
+    );
+    report(json!(["InPlacePodLevelResourcesVerticalScaling"])).await;
+    let grown = resize("200m").await;
+    assert_eq!((grown.code, grown.at("/spec/resources/requests/cpu")), (200, json!("200m")));
+    assert_eq!(grown.at("/metadata/generation"), 2);
+    let refused = resize("2001m").await;
+    assert_eq!(
+        (refused.code, refused.at("/message")),
+        (
+            403,
+            json!(
+                "pods \"p\" is forbidden: node didn't have enough allocatable resources: cpu, requested: 2001, allocatable: 2000"
+            )
+        )
+    );
+    assert_eq!(refused.at("/details/causes/0/reason"), "NodeCapacity");
+    assert_eq!(resize("2").await.code, 200);
 }
 
 #[tokio::test]
@@ -169,6 +221,10 @@ async fn tokens_live_as_long_as_what_they_are_bound_to() {
         (json!({"expirationSeconds": 1}), 422),
         (json!({"boundObjectRef": {"kind": "ConfigMap", "apiVersion": "v1", "name": "x"}}), 400),
         (json!({"boundObjectRef": {"kind": "Pod", "apiVersion": "v1", "name": "absent"}}), 404),
+        // Any version of the core group is taken.
+        (json!({"boundObjectRef": {"kind": "Pod", "apiVersion": "v2", "name": "absent"}}), 404),
+        (json!({"boundObjectRef": {"kind": "Pod", "apiVersion": "apps/v1", "name": "absent"}}), 400),
+        (json!({"boundObjectRef": {"kind": "Pod", "apiVersion": "v1"}}), 400),
     ] {
         assert_eq!(world.post(TOKENS, &request(spec.clone())).await.code, code, "{spec}");
     }
@@ -255,7 +311,13 @@ async fn a_binding_brings_where_the_node_is() {
 async fn proxies_say_what_is_missing() {
     let world = World::start().await;
     world.post(PODS, &pod("p")).await;
+    // A node that says it is the server, at the address of a Service.
+    let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"},
+        "status": {"addresses": [{"type": "InternalIP", "address": "10.0.0.1"}],
+            "daemonEndpoints": {"kubeletEndpoint": {"Port": 443}}}});
+    assert_eq!(world.post("/api/v1/nodes", &node).await.code, 201);
     for (path, code, message) in [
+        ("/api/v1/nodes/n/proxy/api/v1/nodes", 400, "address not allowed"),
         ("/api/v1/namespaces/default/services/absent/proxy/", 404, r#"services "absent" not found"#),
         ("/api/v1/namespaces/default/services/ftp:a:b/proxy/", 400, r#"invalid service request "ftp:a:b""#),
         ("/api/v1/namespaces/default/pods/p/proxy/", 400, "address not allowed"),
@@ -264,6 +326,29 @@ async fn proxies_say_what_is_missing() {
         let reply = world.get(path).await;
         assert_eq!((reply.code, reply.at("/message")), (code, json!(message)), "{path}");
     }
+}
+
+#[tokio::test]
+async fn who_may_only_read_through_a_node_gets_into_no_container() {
+    let world = World::start().await;
+    let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"},
+        "status": {"addresses": [{"type": "InternalIP", "address": "127.0.0.1"}]}});
+    assert_eq!(world.post("/api/v1/nodes", &node).await.code, 201);
+    let rbac = "rbac.authorization.k8s.io";
+    let role = json!({"apiVersion": format!("{rbac}/v1"), "kind": "ClusterRole", "metadata": {"name": "r"},
+        "rules": [{"apiGroups": [""], "resources": ["nodes/proxy"], "verbs": ["get"]}]});
+    let binding = json!({"apiVersion": format!("{rbac}/v1"), "kind": "ClusterRoleBinding", "metadata": {"name": "r"},
+        "roleRef": {"apiGroup": rbac, "kind": "ClusterRole", "name": "r"},
+        "subjects": [{"apiGroup": rbac, "kind": "User", "name": "reader"}]});
+    for (kind, object) in [("clusterroles", role), ("clusterrolebindings", binding)] {
+        assert_eq!(world.post(&format!("/apis/{rbac}/v1/{kind}"), &object).await.code, 201);
+    }
+    let reader = world.as_user(User::new("reader", Vec::<String>::new()));
+    let path = "/api/v1/nodes/n/proxy/exec/default/p/c?command=id&output=1";
+    assert_eq!(reader.get(path).await.at("/message"), json!("address not allowed"), "the node is asked");
+    let upgrade = [("connection", "upgrade"), ("upgrade", "websocket")];
+    let refused = reader.send("GET", path, &upgrade, b"").await;
+    assert_eq!((refused.code, refused.at("/reason")), (403, json!("Forbidden")), "{}", refused.json());
 }
 
 #[tokio::test]

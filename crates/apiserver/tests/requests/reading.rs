@@ -341,3 +341,25 @@ async fn empty_segments_of_a_path_are_empty_names() {
     assert_eq!(world.get("/api/v1/watch/").await.code, 500);
     assert_eq!(world.get("/healthz/").await.code, 404);
 }
+
+#[tokio::test]
+async fn pods_of_a_node_are_listed_as_they_move() {
+    let world = World::start().await;
+    let of_node = |node: &str| format!("/api/v1/pods?fieldSelector=spec.nodeName%3D{node}");
+    for name in ["a", "b", "c"] {
+        let mut pod = pod(name);
+        pod["spec"]["nodeName"] = if name == "a" { json!("n1") } else { json!("") };
+        assert_eq!(world.post(PODS, &pod).await.code, 201);
+    }
+    assert_eq!(names(&world.get(&of_node("n1")).await.json()), ["a"]);
+    assert_eq!(names(&world.get(&of_node("")).await.json()), ["b", "c"]);
+    let before = world.version().await;
+    let binding = json!({"apiVersion": "v1", "kind": "Binding", "metadata": {"name": "b"}, "target": {"kind": "Node", "name": "n1"}});
+    assert_eq!(world.post(&format!("{PODS}/b/binding"), &binding).await.code, 201);
+    assert_eq!(names(&world.get(&of_node("n1")).await.json()), ["a", "b"]);
+    let past = format!("{}&resourceVersion={before}&resourceVersionMatch=Exact", of_node("n1"));
+    assert_eq!(names(&world.get(&past).await.json()), ["a"], "as it was before");
+    assert_eq!(world.delete(&format!("{PODS}/a?gracePeriodSeconds=0")).await.code, 200);
+    assert_eq!(names(&world.get(&of_node("n1")).await.json()), ["b"]);
+    assert_eq!(names(&world.get(&format!("{PODS}?fieldSelector=metadata.name%3Db")).await.json()), ["b"]);
+}

@@ -243,3 +243,21 @@ async fn a_server_that_stops_says_so_first() {
     stopping.await;
     watch.collect().await.expect("the watch ends in an orderly way");
 }
+
+#[tokio::test]
+async fn a_large_list_is_not_made_as_a_whole() {
+    let world = World::start().await;
+    for number in 0..10 {
+        let data = json!({"k": "x".repeat(500 << 10)});
+        assert_eq!(world.post(MAPS, &config_map(&format!("m{number}"), data)).await.code, 201);
+    }
+    let (pretty, page) = ([("accept", "application/json;pretty=1")], format!("{MAPS}?limit=5"));
+    let indented = world.send("GET", MAPS, &pretty, b"").await;
+    assert_eq!(indented.bytes, world.get(MAPS).await.bytes, "indented JSON is for people");
+    assert!(world.send("GET", &page, &pretty, b"").await.bytes.starts_with(b"{\n"));
+    let yaml = [("accept", "application/yaml")];
+    let refused = world.send("GET", MAPS, &yaml, b"").await;
+    let message = String::from_utf8_lossy(&refused.bytes).into_owned();
+    assert!(refused.code == 400 && message.contains("ask for JSON"), "{message}");
+    assert_eq!(world.send("GET", &page, &yaml, b"").await.code, 200);
+}

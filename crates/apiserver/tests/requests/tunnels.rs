@@ -3,7 +3,8 @@
 use crate::network::Network;
 use crate::world::*;
 use bytes::Bytes;
-use ferrite_apiserver::tunnel::{PATH, PROTOCOL, STREAMS};
+use ferrite_api::Cidr;
+use ferrite_apiserver::tunnel::{PATH, POD_STREAMS, PROTOCOL, STREAMS};
 use ferrite_apiserver::{Config, User};
 use ferrite_json::json;
 use ferrite_pki::{Authority, Identity, Purpose, Subject};
@@ -15,8 +16,8 @@ use hyper::service::service_fn;
 use hyper::upgrade::Upgraded;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use std::convert::Infallible;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
@@ -24,6 +25,17 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 /// The address of all nodes. Nobody has it: what arrives came through a tunnel.
 const ADDRESS: &str = "192.0.2.50";
+/// Addresses of pods. Nobody has them, either.
+const PODS_RANGE: &str = "198.51.100.0/24";
+
+/// Nodes, and the ranges that they say they have. The first two have theirs by right; the others came later.
+const NODES: [(&str, &str); 5] = [
+    ("n1", "198.51.100.0/26"),
+    ("n2", "198.51.100.64/26"),
+    ("greedy", "198.51.100.0/24"),
+    ("thief", "198.51.100.0/27"),
+    ("stranger", "203.0.113.0/24"),
+];
 
 struct Fleet {
     network: Network,
@@ -34,15 +46,21 @@ impl Fleet {
     async fn start() -> Self {
         let kubelets = Authority::create("kubelets").expect("an authority");
         let client = ferrite_pki::client_config(kubelets.certificate(), None).expect("a configuration");
-        let world =
-            World::start_as_told(|config| Config { kubelet_client: Some(Arc::new(client)), ..config }).await;
-        for node in ["n1", "n2"] {
-            let object = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}});
+        let world = World::start_as_told(|config| {
+            let pod_ranges = vec![Cidr::parse(PODS_RANGE).expect("a range")];
+            Config { kubelet_client: Some(Arc::new(client)), pod_ranges, ..config }
+        })
+        .await;
+        for (node, range) in NODES {
+            let object = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node},
+                "spec": {"podCIDR": range, "podCIDRs": [range]}});
             assert_eq!(world.post("/api/v1/nodes", &object).await.code, 201);
             let status = json!({"status": {"addresses": [{"type": "InternalIP", "address": ADDRESS}]}});
             let path = format!("/api/v1/nodes/{node}/status");
             assert_eq!(world.patch("merge", &path, &status).await.code, 200);
         }
+        let account = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}});
+        world.post("/api/v1/namespaces/default/serviceaccounts", &account).await;
         let group = "rbac.authorization.k8s.io";
         let role = json!({
             "apiVersion": format!("{group}/v1"), "kind": "ClusterRole", "metadata": {"name": "tunnel"},
@@ -133,6 +151,23 @@ impl Fleet {
         tokio::time::timeout(Duration::from_secs(20), reached).await.expect("the tunnels are there");
     }
 
+    /// A pod that is said to be at an address.
+    async fn pod(&self, name: &str, node: &str, address: &str) {
+        let world = &self.network.world;
+        let mut pod = pod(name);
+        pod["spec"]["nodeName"] = json!(node);
+        let made = world.post(PODS, &pod).await;
+        assert_eq!(made.code, 201, "{}", made.json());
+        let status = json!({"status": {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}]}});
+        assert_eq!(world.patch("merge", &format!("{PODS}/{name}/status"), &status).await.code, 200);
+    }
+
+    /// The answer of a pod through the server's proxy.
+    async fn proxied(&self, path: &str) -> (u16, String) {
+        let answer = self.network.world.get(path).await;
+        (answer.code, String::from_utf8(answer.bytes.to_vec()).expect("text"))
+    }
+
     async fn read(&self, node: &str, path: &str) -> Result<String, String> {
         let read = self.network.world.server();
         let read = read.read_kubelet(node, path, 1 << 20).await;
@@ -150,6 +185,12 @@ enum Agent {
     Silent(Arc<AtomicUsize>),
     /// Takes streams and leads them nowhere.
     Deaf,
+    /// Answers for pods as they would, whatever it is asked for, and as its kubelet. Notes the addresses.
+    Pods(Arc<Mutex<Vec<String>>>),
+    /// Its kubelet answers; streams to pods are never answered. Counts them.
+    SilentPods(Arc<AtomicUsize>),
+    /// Cannot connect to pods.
+    NoPods,
 }
 
 async fn answer(
@@ -158,11 +199,29 @@ async fn answer(
     tls: TlsAcceptor,
     node: String,
 ) -> Result<Response<Empty<Bytes>>, Infallible> {
-    assert_eq!(
-        (request.method().as_str(), request.uri().to_string()),
-        ("CONNECT", format!("{ADDRESS}:10250"))
-    );
+    assert_eq!(request.method().as_str(), "CONNECT");
+    let asked = request.uri().to_string();
+    let for_kubelet = asked == format!("{ADDRESS}:10250");
     match agent {
+        Agent::Pods(noted) if !for_kubelet => {
+            noted.lock().expect("no panic").push(asked.clone());
+            tokio::spawn(async move {
+                let stream = hyper::upgrade::on(request).await.expect("a stream");
+                let service = service_fn(move |request| kubelet(request, format!("{node} {asked}")));
+                let http = hyper::server::conn::http1::Builder::new();
+                let _ = http.serve_connection(stream, service).await;
+            });
+        }
+        Agent::SilentPods(asked) if !for_kubelet => {
+            asked.fetch_add(1, Ordering::SeqCst);
+            std::future::pending::<()>().await;
+        }
+        Agent::NoPods if !for_kubelet => {
+            let mut failure = Response::new(Empty::new());
+            *failure.status_mut() = StatusCode::BAD_GATEWAY;
+            return Ok(failure);
+        }
+        _ if !for_kubelet => panic!("asked for {asked}"),
         Agent::Refuses => {
             let mut refusal = Response::new(Empty::new());
             *refusal.status_mut() = StatusCode::FORBIDDEN;
@@ -178,7 +237,7 @@ async fn answer(
                 std::future::pending::<()>().await;
             });
         }
-        Agent::Good => {
+        Agent::Good | Agent::Pods(_) | Agent::SilentPods(_) | Agent::NoPods => {
             tokio::spawn(async move {
                 let stream = hyper::upgrade::on(request).await.expect("a stream");
                 let Ok(stream) = tls.accept(TokioIo::new(stream)).await else { return };
@@ -310,4 +369,81 @@ async fn a_silent_agent_holds_nothing_for_long() {
         assert!(error.contains("timed out"), "{error}");
     }
     assert_eq!(good, Ok("n2 /".into()));
+}
+
+#[tokio::test]
+async fn pods_are_reached_through_their_own_node_whatever_others_say() {
+    let fleet = Fleet::start().await;
+    let mut noted = Vec::new();
+    let mut tunnels = Vec::new();
+    for (node, _) in NODES {
+        let notes = Arc::new(Mutex::new(Vec::new()));
+        tunnels.push(fleet.tunnel(node, Agent::Pods(Arc::clone(&notes))).await);
+        noted.push(notes);
+    }
+    fleet.wait_for_open(NODES.len()).await;
+    fleet.pod("one", "n1", "198.51.100.5").await;
+    fleet.pod("two", "n2", "198.51.100.70").await;
+    // A node may say that a pod of its own is at any address. It is still another node that has the address.
+    fleet.pod("false", "thief", "198.51.100.6").await;
+    for (path, said) in [
+        ("one:8080/proxy/a", "n1 198.51.100.5:8080 /a"),
+        ("two:81/proxy/b?q", "n2 198.51.100.70:81 /b"),
+        ("false:82/proxy/c", "n1 198.51.100.6:82 /c"),
+    ] {
+        let answer = fleet.proxied(&format!("{PODS}/{path}")).await;
+        assert_eq!(answer, (200, said.to_owned()), "{path}");
+    }
+    // A Service goes where its endpoints are.
+    let world = &fleet.network.world;
+    let service = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "s"},
+        "spec": {"ports": [{"port": 80, "targetPort": 8080}]}});
+    assert_eq!(world.post("/api/v1/namespaces/default/services", &service).await.code, 201);
+    let slice = json!({"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
+        "metadata": {"name": "s", "labels": {"kubernetes.io/service-name": "s"}},
+        "endpoints": [{"addresses": ["198.51.100.70"]}], "ports": [{"name": "", "port": 8080}]});
+    let slices = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices";
+    assert_eq!(world.post(slices, &slice).await.code, 201);
+    let answer = fleet.proxied("/api/v1/namespaces/default/services/s:80/proxy/d").await;
+    assert_eq!(answer, (200, "n2 198.51.100.70:8080 /d".to_owned()));
+    let asked: Vec<Vec<String>> = noted.iter().map(|notes| notes.lock().expect("no panic").clone()).collect();
+    let expected: [&[&str]; 5] = [
+        &["198.51.100.5:8080", "198.51.100.6:82"],
+        &["198.51.100.70:81", "198.51.100.70:8080"],
+        &[],
+        &[],
+        &[],
+    ];
+    assert_eq!(asked, expected);
+    // Kubelets are reached as ever.
+    assert_eq!(fleet.read("thief", "/x").await, Ok("thief /x".into()));
+}
+
+#[tokio::test]
+async fn pods_leave_room_for_the_kubelet() {
+    let fleet = Fleet::start().await;
+    let asked = Arc::new(AtomicUsize::new(0));
+    let _silent = fleet.tunnel("n1", Agent::SilentPods(Arc::clone(&asked))).await;
+    let _without = fleet.tunnel("n2", Agent::NoPods).await;
+    fleet.wait_for_open(2).await;
+    fleet.pod("one", "n1", "198.51.100.5").await;
+    fleet.pod("two", "n2", "198.51.100.70").await;
+    let (code, text) = fleet.proxied(&format!("{PODS}/two:80/proxy/")).await;
+    assert_eq!(code, 503);
+    let why = "the agent of node n2 cannot connect to the pod at 198.51.100.70:80: 502 Bad Gateway";
+    assert!(text.contains(why), "{text}");
+    let most = usize::try_from(POD_STREAMS).expect("a number");
+    let path = format!("{PODS}/one:80/proxy/");
+    let flood = join_all((0..most + 50).map(|_| fleet.proxied(&path)));
+    let meanwhile = async {
+        while asked.load(Ordering::SeqCst) < most {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(fleet.read("n1", "/k").await, Ok("n1 /k".into()));
+        assert_eq!(asked.load(Ordering::SeqCst), most, "streams to pods are bounded");
+    };
+    let (answers, ()) = tokio::join!(flood, meanwhile);
+    for (code, text) in answers {
+        assert!(code == 503 && text.contains("i/o timeout"), "{code} {text}");
+    }
 }

@@ -157,7 +157,7 @@ async fn write(
         Verdict::Create { key, message } => {
             let event = new_event(namespace, occurrence, message);
             let name = event.metadata.name.clone().unwrap_or_default();
-            api.create(&PostParams::default(), &event).await?;
+            api.create_unread(&PostParams::default(), &event).await?;
             correlator.created(key, name);
             Ok(())
         }
@@ -167,17 +167,17 @@ async fn write(
                 "lastTimestamp": Time(occurrence.at),
                 "message": message,
             });
-            match api.patch(&name, &PatchParams::default(), &Patch::Merge(patch)).await {
+            match api.patch_unread(&name, &PatchParams::default(), &Patch::Merge(patch)).await {
                 // It was removed (events live about an hour): start again.
                 Err(error) if is_not_found(&error) => {
                     let mut event = new_event(namespace, occurrence, message);
                     event.count = Some(count);
                     let name = event.metadata.name.clone().unwrap_or_default();
-                    api.create(&PostParams::default(), &event).await?;
+                    api.create_unread(&PostParams::default(), &event).await?;
                     correlator.created(key, name);
                     Ok(())
                 }
-                result => result.map(|_| ()),
+                result => result,
             }
         }
     }

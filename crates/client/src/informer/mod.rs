@@ -358,9 +358,23 @@ impl<K: Object> Shared<K> {
         }
     }
 
-    fn remove_locked(&self, handlers: &Handlers<K>, key: &ObjectKey, last: Option<Arc<K>>) {
-        let Some(held) = self.store.remove(key) else { return };
-        let last = last.or_else(|| Self::old(held).map(|old| old.get().clone()));
+    /// `last` is the object's final state, if the server reported it.
+    fn remove_locked(&self, handlers: &Handlers<K>, key: &ObjectKey, last: Option<&RawObject>) {
+        let Some(removed) = self.store.remove(key) else { return };
+        let last = match (last, &removed.held) {
+            // Most objects change no more when they go: then the state before need not be decoded again.
+            (Some(last), Held::Decoded(_)) if removed.differs_by_version(last) => Self::old(removed.held)
+                .map(|before| {
+                    let mut object = before.get().clone();
+                    drop(before);
+                    let version = Some(last.version.to_string());
+                    Arc::make_mut(&mut object).meta_mut().resource_version = version;
+                    object
+                }),
+            (last, _) => last
+                .and_then(|last| self.take(last))
+                .or_else(|| Self::old(removed.held).map(|old| old.get().clone())),
+        };
         if let Some(last) = last {
             Self::report(handlers, &Change::Deleted(last));
         }
@@ -373,9 +387,7 @@ impl<K: Object> reflector::Sink for Shared<K> {
     }
 
     fn remove(&self, object: RawObject) {
-        let handlers = self.lock();
-        let last = self.take(&object);
-        self.remove_locked(&handlers, &object.key, last);
+        self.remove_locked(&self.lock(), &object.key, Some(&object));
     }
 
     fn replace(&self, objects: Vec<RawObject>) {

@@ -99,6 +99,29 @@ pub(super) struct Previous {
     pub(super) same: bool,
 }
 
+/// The stored form of an object that was removed.
+pub(super) struct Removed {
+    pub(super) held: Held,
+    version: Text,
+    json: Arc<[u8]>,
+}
+
+impl Removed {
+    /// True if `object` is the same but for its resource version.
+    pub(super) fn differs_by_version(&self, object: &RawObject) -> bool {
+        let member = |version: &Text| format!("\"resourceVersion\":\"{version}\"").into_bytes();
+        let (old, new) = (member(&self.version), member(&object.version));
+        let Some(at) = self.json.windows(old.len()).position(|window| window == old) else { return false };
+        // Each text has its version in its metadata. If all else is equal, the members found here are those.
+        let (before, after) = (&self.json[..at], &self.json[at + old.len()..]);
+        object
+            .json
+            .strip_prefix(before)
+            .and_then(|rest| rest.strip_prefix(new.as_slice()))
+            .is_some_and(|rest| rest == after)
+    }
+}
+
 #[derive(Default)]
 pub(super) struct Store {
     inner: RwLock<Inner>,
@@ -208,11 +231,16 @@ impl Store {
         previous
     }
 
-    pub(super) fn remove(&self, key: &ObjectKey) -> Option<Held> {
+    pub(super) fn remove(&self, key: &ObjectKey) -> Option<Removed> {
         let mut inner = self.write();
         let (key, entry) = inner.objects.remove_entry(key)?;
         inner.unindex(&key, &entry.indexed);
-        Some(Held::of(&key, &entry))
+        let Entry { version, json, decoded, .. } = entry;
+        let held = match decoded {
+            Some(decoded) => Held::Decoded(decoded),
+            None => Held::Text { key, version: version.clone(), json: json.clone() },
+        };
+        Some(Removed { held, version, json })
     }
 
     /// Keeps the decoded form of objects that were held as text.

@@ -279,3 +279,26 @@ async fn handlers_end_with_their_session() {
     informer.subscribe(|_| {});
     assert_eq!(Arc::strong_count(&calls), 1, "the handler is dropped");
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_deleted_object_is_reported_in_its_final_state() {
+    // The label follows the version: even versions differ from the state before by more than the version.
+    for (last, odd) in [("7", "1"), ("8", "0")] {
+        let (_, _, informer) = changes(vec![list("5", &[("a", "1")])], 1).await;
+        let seen = Arc::new(StdMutex::new(Vec::new()));
+        let reported = seen.clone();
+        informer.subscribe(move |change| {
+            if let Change::Deleted(object) = change {
+                reported.lock().unwrap().push(object.metadata.clone());
+            }
+        });
+        let (raw, before) = (RawObject::parse(&object("a", last).to_string()).unwrap(), informer.list());
+        reflector::Sink::remove(&*informer.shared, raw);
+        let seen = seen.lock().unwrap();
+        assert_eq!(seen.len(), 1);
+        assert_eq!(seen[0].resource_version.as_deref(), Some(last));
+        assert_eq!(seen[0].labels.as_ref().unwrap()["odd"], odd);
+        assert_eq!(before[0].metadata.resource_version.as_deref(), Some("1"), "other readers keep theirs");
+        assert!(informer.is_empty());
+    }
+}

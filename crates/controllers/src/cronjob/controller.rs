@@ -19,10 +19,9 @@ use super::active;
 use super::decide::{self, Run};
 use crate::Context;
 use crate::error::{During, SyncError};
+use crate::pods::{self, BY_CONTROLLER};
 
 const NAME: &str = "cronjob-controller";
-/// Index of Jobs by the UID of their controller.
-const BY_CONTROLLER: &str = "controller";
 /// Delay of the next sync of a CronJob whose last write the informer does not show yet.
 const STALE: Duration = Duration::from_secs(1);
 
@@ -44,9 +43,7 @@ pub(crate) fn start(context: &Context) {
         recorder: context.events.recorder(NAME, None),
         local: TimeZone::system(),
     });
-    controller.jobs.add_index(BY_CONTROLLER, |job| {
-        controller_of(&job.metadata).map(|owner| owner.uid.clone()).into_iter().collect()
-    });
+    controller.jobs.add_index(BY_CONTROLLER, pods::controller_index);
     let woken = controller.clone();
     kit.about(&controller.crons)
         .watches(&controller.crons, move |change, queue| woken.cron_changed(change, queue))

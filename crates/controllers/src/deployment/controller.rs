@@ -15,7 +15,7 @@ use super::is_rolling_update;
 use super::sync::Rollout;
 use crate::Context;
 use crate::error::SyncError;
-use crate::pods::{self, BY_CONTROLLER};
+use crate::pods::{self, BY_CONTROLLER, ORPHANS};
 use ferrite_client::{claim_all, controller_of};
 
 const NAME: &str = "deployment-controller";
@@ -40,6 +40,8 @@ pub(crate) fn start(context: &Context) {
         recorder: context.events.recorder(NAME, None),
     });
     controller.pods.add_index(BY_CONTROLLER, pods::controller_index);
+    controller.sets.add_index(BY_CONTROLLER, pods::controller_index);
+    controller.sets.add_index(ORPHANS, pods::orphan_index);
     let (by_set, by_pod) = (controller.clone(), controller.clone());
     kit.reconciles(&controller.deployments)
         .watches(&controller.sets, move |change, _| by_set.set_changed(change))
@@ -103,7 +105,10 @@ impl DeploymentController {
         let Some(selector) = selector(&deployment) else {
             return Err(SyncError::Other(format!("{key} has a selector that cannot be understood")));
         };
-        let candidates = self.sets.list_in(&key.namespace);
+        // ReplicaSets of others are none of its business, however many there are.
+        let uid = deployment.metadata.uid.as_deref().unwrap_or_default();
+        let mut candidates = self.sets.by_index(BY_CONTROLLER, uid);
+        candidates.extend(self.sets.by_index(ORPHANS, &key.namespace));
         let sets = claim_all(&self.client, &*deployment, &selector, candidates, |_| true).await?;
         let sets: Vec<ReplicaSet> = sets.iter().map(|set| (**set).clone()).collect();
         let pods: HashMap<String, Vec<Arc<Pod>>> = sets

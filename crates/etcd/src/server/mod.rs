@@ -15,12 +15,13 @@ use crate::proto::etcdserverpb::watch_server::WatchServer;
 use ferrite_store::{MAX_TXN, Store};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener};
@@ -37,10 +38,54 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
 
 /// Connections served at once; more wait in the kernel's queue.
 const MAX_CONNECTIONS: usize = 256;
-/// Time limit of the TLS handshake: until then the client occupies a connection slot.
+/// Clients in the TLS handshake.
+const MAX_STRANGERS: usize = 256;
+/// Time limit of the TLS handshake.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// After a connection that could not be taken.
 const PAUSE: Duration = Duration::from_millis(100);
+
+/// Clients that have not shown their certificates yet. They do not count as connections that are served, and the oldest
+/// goes when there are too many: whoever has no certificate keeps nobody out.
+#[derive(Debug, Default)]
+struct Strangers(Mutex<VecDeque<CancellationToken>>);
+
+impl Strangers {
+    /// Lets a client in, for as long as its token is not cancelled.
+    fn enter(&self) -> CancellationToken {
+        let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if waiting.len() >= MAX_STRANGERS
+            && let Some(oldest) = waiting.pop_front()
+        {
+            oldest.cancel();
+        }
+        let token = CancellationToken::new();
+        waiting.push_back(token.clone());
+        token
+    }
+}
+
+/// The TLS handshake with a client. None if it fails.
+async fn secure(
+    acceptor: Option<TlsAcceptor>,
+    stream: TcpStream,
+    peer: SocketAddr,
+) -> Option<Box<dyn Stream>> {
+    let _ = stream.set_nodelay(true);
+    let Some(acceptor) = acceptor else { return Some(Box::new(stream)) };
+    match tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await {
+        Ok(Ok(stream)) => return Some(Box::new(stream)),
+        Ok(Err(error)) => tracing::debug!(%peer, %error, "a TLS handshake failed"),
+        Err(_) => tracing::debug!(%peer, "a TLS handshake took too long"),
+    }
+    None
+}
+
+/// Out of descriptors, or a client that was gone at once: the next one may do better.
+async fn not_taken(error: &io::Error) {
+    tracing::warn!(%error, "a connection to the etcd API could not be taken");
+    tokio::time::sleep(PAUSE).await;
+}
 
 /// The services over one store. Cloning shares everything.
 #[derive(Debug, Clone)]
@@ -103,18 +148,31 @@ impl Service {
         tls: Option<Arc<rustls::ServerConfig>>,
     ) -> io::Result<()> {
         let acceptor = tls.map(TlsAcceptor::from);
-        let connect = |service: Self, (stream, peer)| service.secured(acceptor.clone(), stream, peer);
-        self.accept(|| listener.accept(), connect).await;
-        Ok(())
-    }
-
-    async fn secured(self, acceptor: Option<TlsAcceptor>, stream: TcpStream, peer: SocketAddr) {
-        let _ = stream.set_nodelay(true);
-        let Some(acceptor) = acceptor else { return self.connection(Box::new(stream)).await };
-        match tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await {
-            Ok(Ok(stream)) => self.connection(Box::new(stream)).await,
-            Ok(Err(error)) => tracing::debug!(%peer, %error, "a TLS handshake failed"),
-            Err(_) => tracing::debug!(%peer, "a TLS handshake took too long"),
+        let (strangers, limit) = (Strangers::default(), Arc::new(Semaphore::new(MAX_CONNECTIONS)));
+        loop {
+            let accepted = tokio::select! {
+                accepted = listener.accept() => accepted,
+                () = self.stop.cancelled() => return Ok(()),
+            };
+            let (stream, peer) = match accepted {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    not_taken(&error).await;
+                    continue;
+                }
+            };
+            let stranger = strangers.enter();
+            let (service, acceptor, limit) = (self.clone(), acceptor.clone(), Arc::clone(&limit));
+            self.spawn(async move {
+                let secured = tokio::select! {
+                    secured = secure(acceptor, stream, peer) => secured,
+                    () = stranger.cancelled() => None,
+                };
+                // A client with a certificate waits for others that have one.
+                if let (Some(stream), Ok(_permit)) = (secured, limit.acquire_owned().await) {
+                    service.connection(stream).await;
+                }
+            });
         }
     }
 
@@ -140,11 +198,7 @@ impl Service {
                         drop(permit);
                     });
                 }
-                // Out of descriptors, or a client that was gone at once: the next one may do better.
-                Err(error) => {
-                    tracing::warn!(%error, "a connection to the etcd API could not be taken");
-                    tokio::time::sleep(PAUSE).await;
-                }
+                Err(error) => not_taken(&error).await,
             }
         }
     }

@@ -29,7 +29,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
-use tunnel::{OwnKubelet, Tunnels};
+use tunnel::{OwnKubelet, OwnPods, Tunnels};
 
 /// The transport of packets to pods of other nodes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -218,9 +218,11 @@ impl Agent {
         let services = Services { runtime: embedded.runtime.clone(), images: embedded.runtime.clone() };
         let kubelet =
             node::start_kubelet(paths, &place, options, services, member.kubelet.clone(), scope).await?;
+        let (know_pods, pods) = tokio::sync::watch::channel(None);
         let tunnels = Tunnels {
             tls: member.node_tls.clone(),
             kubelet: OwnKubelet { listens: kubelet_address, addresses },
+            pods,
         };
         scope.spawn(tunnels.keep(known, scope.clone()));
         progress.done("kubelet", &format!("node {name} at {node_ips}"));
@@ -236,6 +238,7 @@ impl Agent {
             tracing::warn!(%error, "NetworkPolicies have no effect on this node");
         }
         late.set(Arc::clone(&bridge));
+        know_pods.send_replace(Some(OwnPods { ranges: pod_cidrs, gateways: bridge.gateways() }));
         progress.done("network", &format!("{} with pods in {pod_cidrs}", paths.bridge()));
         self.start_network_services(paths, &place, &settings, &bridge, &member, scope).await?;
         progress.done("node", &format!("{name} is up"));

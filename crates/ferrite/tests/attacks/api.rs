@@ -97,10 +97,16 @@ fn a_node_that_says_it_is_the_server_is_not_spoken_to() {
     let own = world.get(&["node", "node"]);
     let addresses = own["status"]["addresses"].as_array().unwrap();
     let address = addresses.iter().find(|a| a["type"] == "InternalIP").unwrap()["address"].as_str().unwrap();
-    for (name, address) in [("same", address), ("loopback", "127.0.0.1"), ("metadata", "169.254.169.254")] {
+    let service = world.get(&["service", "kubernetes"])["spec"]["clusterIP"].as_str().unwrap().to_owned();
+    for (name, address, port) in [
+        ("same", address, 6443),
+        ("service", &*service, 443),
+        ("loopback", "127.0.0.1", 6443),
+        ("metadata", "169.254.169.254", 6443),
+    ] {
         world.create(&format!("apiVersion: v1\nkind: Node\nmetadata: {{name: {name}}}\n"));
         let status = json!({"status": {"addresses": [{"type": "InternalIP", "address": address}],
-            "daemonEndpoints": {"kubeletEndpoint": {"Port": 6443}}}});
+            "daemonEndpoints": {"kubeletEndpoint": {"Port": port}}}});
         let status = status.to_string();
         world.kubectl(&["patch", "node", name, "--subresource=status", "--type=merge", "-p", &status]);
         let path = format!("/api/v1/nodes/{name}/proxy/api/v1/namespaces/kube-system/secrets");

@@ -36,6 +36,7 @@ mod nodes;
 mod pods;
 mod proxy;
 mod registry;
+mod resize;
 mod reviews;
 mod rollout;
 mod server;

@@ -1,6 +1,7 @@
 //! Pods: from `kubectl run` to a process and back.
 
 use crate::archive::web_image;
+use crate::resize::memory_limit;
 use crate::world::*;
 use ferrite_json::Value;
 use std::io::{BufRead, BufReader};
@@ -102,71 +103,6 @@ spec:
     let hungry = world.watch(&["pod", "hungry"], |p| p["status"]["phase"] == "Failed");
     let ended = &container_status(&hungry)["state"]["terminated"];
     assert_eq!((&ended["reason"], &ended["exitCode"]), (&Value::from("OOMKilled"), &Value::from(137)));
-}
-
-#[test]
-fn a_running_pod_is_resized_in_place() {
-    let mut world = World::start();
-    world.create(&format!(
-        r#"
-apiVersion: v1
-kind: Pod
-metadata: {{name: p}}
-spec:
-  containers:
-  - name: c
-    image: {TOOLS}
-    args: [sleep]
-    resources: {{limits: {{memory: 64Mi, cpu: 200m}}}}
-    resizePolicy: [{{resourceName: memory, restartPolicy: NotRequired}}]
-"#
-    ));
-    let pid = container_pid(&world.wait_ready("p"));
-    let limit = || memory_limit(&std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap());
-    assert_eq!(limit(), "67108864");
-    let resize = |world: &World, memory: &str| {
-        let amounts = format!(r#"{{"memory":"{memory}","cpu":"300m"}}"#);
-        let resources = format!(r#"{{"limits":{amounts},"requests":{amounts}}}"#);
-        let patch = format!(r#"{{"spec":{{"containers":[{{"name":"c","resources":{resources}}}]}}}}"#);
-        world.kubectl(&["patch", "pod", "p", "--subresource", "resize", "--patch", &patch]);
-    };
-    let has = |pod: &Value, memory: &str| {
-        let status = container_status(pod);
-        status["resources"]["limits"]["memory"] == memory
-            && status["allocatedResources"]["memory"] == memory
-            && condition(pod, "PodResizeInProgress").is_none()
-    };
-    resize(&world, "96Mi");
-    let pod = world.watch(&["pod", "p"], |pod| has(pod, "96Mi"));
-    assert_eq!((container_status(&pod)["restartCount"].clone(), container_pid(&pod)), (Value::from(0), pid));
-    assert_eq!(limit(), "100663296");
-    // A node without room says so, and gives nothing.
-    resize(&world, "900Ti");
-    let pod = world.watch(&["pod", "p"], |pod| condition(pod, "PodResizePending") == Some("True"));
-    assert_eq!(container_status(&pod)["allocatedResources"]["memory"], "96Mi");
-    resize(&world, "80Mi");
-    world.watch(&["pod", "p"], |pod| has(pod, "80Mi") && condition(pod, "PodResizePending").is_none());
-    assert_eq!(limit(), "83886080");
-    // The node remembers the allocated amounts after a restart.
-    world.kill();
-    world.start_again();
-    let pod = world.watch(&["pod", "p"], |pod| is_ready(pod) && has(pod, "80Mi"));
-    assert_eq!(container_pid(&pod), pid);
-    let events = world.kubectl(&["get", "events", "-o", "jsonpath={.items[*].reason}"]);
-    assert!(events.contains("ResizeCompleted") && events.contains("ResizeDeferred"), "{events}");
-}
-
-/// The memory limit of a process's control group, whichever version the machine has.
-fn memory_limit(groups: &str) -> String {
-    let v1 = groups.lines().find_map(|l| l.split_once(":memory:").map(|(_, path)| path));
-    let path = match v1 {
-        Some(path) => format!("/sys/fs/cgroup/memory{path}/memory.limit_in_bytes"),
-        None => {
-            let path = groups.lines().find_map(|l| l.strip_prefix("0::")).unwrap();
-            format!("/sys/fs/cgroup{path}/memory.max")
-        }
-    };
-    std::fs::read_to_string(path).unwrap().trim().to_owned()
 }
 
 #[test]

@@ -1,9 +1,13 @@
-//! Agents whose ports nobody reaches: exec, logs, port-forward, proxy and metrics go through the agents' own connections.
+//! Agents whose ports and pods nobody reaches: exec, logs, port-forward, proxies, webhooks and metrics go through the agents' own
+//! connections.
 
 use crate::servers::{Fleet, WORKER, Worker, create_pod, echo, wait_ready};
 use crate::world::*;
+use base64::Engine;
+use ferrite_json::Value;
+use ferrite_pki::{Authority, Identity, Purpose, Subject};
 use std::io::{BufRead, BufReader, Write};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 /// Lets nobody begin a connection with the machine.
 const WALL: &str = "table inet wall {
@@ -158,4 +162,120 @@ fn streams_outlive_the_certificate_of_their_tunnel() {
     assert!(!worker.log().contains("no tunnel to an API server"), "none was lost meanwhile");
     let _ = cat.kill();
     let _ = cat.wait();
+}
+
+/// Takes every way to pods from the machine of a server.
+fn cut_off_pods(fleet: &Fleet, n: usize) {
+    let mut ip = Command::new("ip");
+    ip.args(["rule", "add", "to", "10.244.0.0/16", "unreachable", "priority", "1"]);
+    assert!(fleet.machines[n].netns.enter(&mut ip).status().unwrap().success());
+}
+
+/// An admission webhook with the network of a pod: it refuses ConfigMaps that are called `bad`. Ended with this value.
+struct Webhook(Child);
+
+impl Webhook {
+    fn start(fleet: &Fleet, pod: &Value, identity: &Identity) -> Self {
+        let [certificate, key, script] = [
+            ("hook.crt", identity.certificate.as_str()),
+            ("hook.key", identity.key.as_str()),
+            ("admission_webhook.py", include_str!("admission_webhook.py")),
+        ]
+        .map(|(name, text)| fleet.world.write(name, text));
+        let mut command = Command::new("nsenter");
+        command.args(["--net", "--target", &container_pid(pod).to_string(), "python3"]);
+        command.args([&script, &certificate, &key]).arg("8443");
+        let mut child = command.stdout(Stdio::piped()).spawn().expect("nsenter and python3 are installed");
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "serving\n");
+        Self(child)
+    }
+}
+
+impl Drop for Webhook {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn servers_reach_pods_without_a_route() {
+    let mut fleet = Fleet::new(1);
+    fleet.start(0, &[]);
+    let worker = Worker::new(&fleet);
+    let agent = worker.join(&fleet, 0);
+    create_pod(&fleet, 0, "web");
+    let pod = wait_ready(&fleet, 0, "pod", "web");
+    cut_off_pods(&fleet, 0);
+    let mut curl = Command::new("curl");
+    curl.args(["-s", "--max-time", "5", &format!("http://{}:8080/", pod_ip(&pod))]);
+    let direct = fleet.machines[0].netns.enter(&mut curl).output().unwrap();
+    assert_eq!(direct.status.code(), Some(7), "there is a way to the pod: {direct:?}");
+
+    // Pods and Services.
+    let raw = |path: &str| {
+        let output = kubectl_at(&fleet, 0, &["get", "--raw", path]).output().unwrap();
+        let text = if output.status.success() { output.stdout } else { output.stderr };
+        (output.status.success(), String::from_utf8(text).unwrap())
+    };
+    let page = "/api/v1/namespaces/default/pods/web:8080/proxy/";
+    let (reached, text) =
+        eventually("the agent knows its pods", || Some(raw(page)).filter(|(reached, _)| *reached));
+    assert!(reached && text.contains("web"), "{text}");
+    fleet.kubectl(0, &["label", "pod", "web", "app=web"]);
+    fleet.kubectl(0, &["create", "service", "clusterip", "web", "--tcp=80:8080"]);
+    let service = "/api/v1/namespaces/default/services/web:80/proxy/";
+    let (_, text) =
+        eventually("the Service has endpoints", || Some(raw(service)).filter(|(reached, _)| *reached));
+    assert!(text.contains("web"), "{text}");
+    let (reached, text) = raw("/api/v1/namespaces/default/pods/web:9/proxy/");
+    assert!(!reached && text.contains("the agent of node worker cannot connect to the pod"), "{text}");
+
+    // A webhook in a pod behind a Service.
+    let authority = Authority::create("hooks").unwrap();
+    let subject =
+        Subject { common_name: "hook".into(), organization: None, names: vec!["hook.default.svc".into()] };
+    let identity = authority.issue(&subject, Purpose::Server).unwrap();
+    create_pod(&fleet, 0, "hook");
+    let pod = wait_ready(&fleet, 0, "pod", "hook");
+    fleet.kubectl(0, &["label", "pod", "hook", "app=hook"]);
+    fleet.kubectl(0, &["create", "service", "clusterip", "hook", "--tcp=443:8443"]);
+    let webhook = Webhook::start(&fleet, &pod, &identity);
+    let bundle = base64::engine::general_purpose::STANDARD.encode(authority.certificate());
+    let configuration = format!(
+        r#"
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingWebhookConfiguration
+metadata: {{name: hook}}
+webhooks:
+- name: hook.example.com
+  admissionReviewVersions: [v1]
+  sideEffects: None
+  failurePolicy: Fail
+  clientConfig: {{service: {{name: hook, namespace: default, path: /validate}}, caBundle: {bundle}}}
+  rules: [{{operations: [CREATE], apiGroups: [""], apiVersions: [v1], resources: [configmaps]}}]
+  namespaceSelector: {{matchLabels: {{kubernetes.io/metadata.name: default}}}}
+"#
+    );
+    let path = fleet.world.write("hook.yaml", &configuration);
+    fleet.kubectl(0, &["create", "-f", path.to_str().unwrap()]);
+    let create = |name: &str| {
+        let output = kubectl_at(&fleet, 0, &["create", "configmap", name]).output().unwrap();
+        (output.status.success(), String::from_utf8(output.stderr).unwrap())
+    };
+    eventually("the webhook lets a ConfigMap through", || create("good").0.then_some(()));
+    let (made, why) = create("bad");
+    assert!(!made && why.contains("hook.example.com") && why.contains("this one is bad"), "{why}");
+
+    // Without the webhook and without the agent, errors name the cause.
+    drop(webhook);
+    let (made, why) = create("late");
+    assert!(!made && why.contains("failed calling webhook"), "{why}");
+    drop(agent);
+    eventually("the server has no way to the pod left", || {
+        let (reached, text) = raw(page);
+        (!reached && text.contains("error trying to reach service")).then_some(())
+    });
 }

@@ -390,7 +390,12 @@ pub fn container_status(pod: &Value) -> &Value {
 
 /// The process of a pod's first container, found by the container's id in its control group.
 pub fn container_pid(pod: &Value) -> i32 {
-    let id = container_status(pod)["containerID"].as_str().unwrap().rsplit('/').next().unwrap().to_owned();
+    status_pid(container_status(pod))
+}
+
+/// The process of a container with this status.
+pub fn status_pid(status: &Value) -> i32 {
+    let id = status["containerID"].as_str().unwrap().rsplit('/').next().unwrap().to_owned();
     processes()
         .into_iter()
         .find(|pid| std::fs::read_to_string(format!("/proc/{pid}/cgroup")).is_ok_and(|c| c.contains(&id)))

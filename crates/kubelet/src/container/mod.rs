@@ -15,3 +15,4 @@ pub(crate) mod sandbox;
 pub(crate) mod seccomp;
 pub(crate) mod security;
 pub(crate) mod sysctl;
+pub(crate) mod totals;

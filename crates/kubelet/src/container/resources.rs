@@ -99,6 +99,12 @@ pub(crate) fn cpu_shares(milli: i64) -> i64 {
     (milli.saturating_mul(SHARES_PER_CPU) / 1000).clamp(MIN_SHARES, MAX_SHARES)
 }
 
+/// Thousandths of a processor for CPU shares, as upstream rounds them.
+pub(crate) fn milli_of_shares(shares: u64) -> i64 {
+    let shares = i64::try_from(shares).unwrap_or(MAX_SHARES).clamp(0, MAX_SHARES);
+    if shares < MIN_SHARES { 0 } else { (shares * 1000 + SHARES_PER_CPU - 1) / SHARES_PER_CPU }
+}
+
 /// The OOM score adjustment of this container: the kernel kills processes with high scores first.
 pub(crate) fn oom_score_adj(pod: &Pod, container: &Container, node_memory: i64) -> i64 {
     // Pods the node cannot do without, as upstream.
@@ -137,14 +143,12 @@ pub(crate) fn container_resources(
         (resources.and_then(|r| r.requests.as_ref()), resources.and_then(|r| r.limits.as_ref()));
     // A container without a limit of its own has the pod's limit.
     let of_pod = model::spec(pod).resources.as_ref().and_then(|r| r.limits.as_ref());
-    let cpu_limit =
-        quantity::milli_of(limits, "cpu").or_else(|| quantity::milli_of(of_pod, "cpu")).unwrap_or(0);
+    let own = |name: &str| quantity::milli_of(limits, name).filter(|limit| *limit > 0);
+    let limit = |name: &str| own(name).or_else(|| quantity::milli_of(of_pod, name)).unwrap_or(0);
+    let cpu_limit = limit("cpu");
     // A limit without a request asks for as much as the limit, as defaulting does.
     let cpu_request = quantity::milli_of(requests, "cpu").unwrap_or(cpu_limit);
-    let memory = quantity::value_of(limits, "memory")
-        .or_else(|| quantity::value_of(of_pod, "memory"))
-        .unwrap_or(0)
-        .max(0);
+    let memory = (limit("memory") / 1000).max(0);
     let hugepages = limits.into_iter().flatten().filter_map(|(name, amount)| {
         let size = name.strip_prefix("hugepages-")?;
         let limit = u64::try_from(quantity::value(amount)?).ok()?;
@@ -211,6 +215,20 @@ pub(crate) fn overhead(pod: &Pod, quota: CpuQuota) -> Option<LinuxContainerResou
         memory_limit_in_bytes: quantity::value_of(Some(overhead), "memory").unwrap_or(0),
         ..LinuxContainerResources::default()
     })
+}
+
+/// The resources of all containers together, of a pod with these resources: the overhead is told apart from them.
+pub(crate) fn of_sandbox(pod: &Pod, total: &PodResources, quota: CpuQuota) -> LinuxContainerResources {
+    let overhead = model::spec(pod).overhead.as_ref();
+    let cpu = quantity::milli_of(overhead, "cpu").unwrap_or(0);
+    let memory = quantity::value_of(overhead, "memory").unwrap_or(0);
+    LinuxContainerResources {
+        cpu_period: if quota.enforced { quota.period } else { 0 },
+        cpu_quota: quota.of(total.cpu_limit.unwrap_or(0).saturating_sub(cpu)),
+        cpu_shares: cpu_shares(total.cpu_request.saturating_sub(cpu)),
+        memory_limit_in_bytes: total.memory_limit.unwrap_or(0).saturating_sub(memory).max(0),
+        ..LinuxContainerResources::default()
+    }
 }
 
 /// Every resource the pod's containers ask for together, in whole units.
@@ -375,6 +393,8 @@ mod tests {
         assert_eq!((b.cpu_quota, b.memory_limit_in_bytes, b.cpu_shares), (200_000, 2 << 20, 2048));
         let o = overhead(&p, CpuQuota::default()).unwrap();
         assert_eq!((o.cpu_quota, o.memory_limit_in_bytes), (25_000, 1 << 20));
+        let s = of_sandbox(&p, &r, CpuQuota::default());
+        assert_eq!((s.cpu_quota, s.memory_limit_in_bytes, s.cpu_shares), (200_000, 2 << 20, 512));
     }
 
     #[test]

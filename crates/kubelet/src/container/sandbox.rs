@@ -6,8 +6,8 @@ use super::{dns, resources, security, sysctl};
 use crate::pod::labels;
 use crate::pod::model::{self, PodId};
 use ferrite_cri::v1::{
-    DnsConfig, LinuxContainerResources, LinuxPodSandboxConfig, PodSandboxConfig, PodSandboxMetadata,
-    PortMapping, Protocol, UserNamespace,
+    DnsConfig, LinuxPodSandboxConfig, PodSandboxConfig, PodSandboxMetadata, PortMapping, Protocol,
+    UserNamespace,
 };
 use k8s_openapi::api::core::v1::Pod;
 use std::path::Path;
@@ -56,13 +56,7 @@ pub(crate) fn sandbox_config(
             security_context: Some(security::sandbox_context(pod, inputs.users)),
             sysctls: sysctls.map(|s| (sysctl::normalized(&s.name), s.value.clone())).collect(),
             overhead: resources::overhead(pod, inputs.quota),
-            resources: Some(LinuxContainerResources {
-                cpu_period: if inputs.quota.enforced { inputs.quota.period } else { 0 },
-                cpu_quota: inputs.quota.of(total.cpu_limit.unwrap_or(0)),
-                cpu_shares: resources::cpu_shares(total.cpu_request),
-                memory_limit_in_bytes: total.memory_limit.unwrap_or(0),
-                ..LinuxContainerResources::default()
-            }),
+            resources: Some(resources::of_sandbox(pod, &total, inputs.quota)),
         }),
         ..PodSandboxConfig::default()
     })

@@ -1,5 +1,6 @@
 //! Container logs in CRI's format: reading, following, rotating.
 
+mod changes;
 mod line;
 mod reader;
 mod rotate;

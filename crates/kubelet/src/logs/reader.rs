@@ -1,8 +1,8 @@
 //! Streams a container's log, following it through rotation until the container has ended.
 
+use super::changes::Changes;
 use super::line::{Formatter, LogOptions};
 use bytes::Bytes;
-use ferrite_component::Watcher;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -28,10 +28,7 @@ pub(crate) async fn stream(
     mut end: Box<dyn LogEnd>,
     out: mpsc::Sender<Bytes>,
 ) -> io::Result<()> {
-    let mut watcher = match options.follow {
-        true => path.parent().map(Watcher::directory).transpose()?,
-        false => None,
-    };
+    let mut changes = path.parent().filter(|_| options.follow).map(Changes::of);
     let mut file = open(&path).await?;
     let mut formatter = Formatter::new(&options);
     let mut pending = Vec::new();
@@ -64,9 +61,9 @@ pub(crate) async fn stream(
                 None => break,
             }
         }
-        let Some(watcher) = watcher.as_mut().filter(|_| !ended) else { return Ok(()) };
+        let Some(changes) = changes.as_mut().filter(|_| !ended) else { return Ok(()) };
         tokio::select! {
-            changed = watcher.changed() => changed?,
+            () = changes.next() => {}
             // One more pass takes the last lines.
             () = &mut ending => ended = true,
             () = out.closed() => return Ok(()),

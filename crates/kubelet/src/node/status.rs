@@ -17,8 +17,11 @@ use std::collections::BTreeMap;
 const MAX_NAMES_PER_IMAGE: usize = 5;
 
 /// Features that pods may depend on, in order: the scheduler keeps such pods from older nodes.
-const DECLARED_FEATURES: &[&str] =
-    &["InPlacePodVerticalScalingInitContainers", "RestartAllContainersOnContainerExits"];
+const DECLARED_FEATURES: &[&str] = &[
+    "InPlacePodLevelResourcesVerticalScaling",
+    "InPlacePodVerticalScalingInitContainers",
+    "RestartAllContainersOnContainerExits",
+];
 
 /// The part of this machine that pods may use.
 #[derive(Debug, Clone, Copy)]

@@ -220,7 +220,7 @@ fn init_progress(
         let current = runtime.latest_in(sandbox, c.name());
         match current {
             Some(i) if i.is_running() => {
-                if !c.is_sidecar() && resize::change(&c.spec, i) == resize::Change::InPlace {
+                if !c.is_sidecar() && resize::change(inputs.pod, &c.spec, i) == resize::Change::InPlace {
                     actions.resize.push(Resize { id: i.id.clone(), name: i.name.clone() });
                 }
                 let unwell = c.is_sidecar() && actions.keep_or_kill(inputs, c, i);
@@ -245,7 +245,7 @@ fn init_progress(
     InitProgress::Done
 }
 
-fn still_to_run(pod: &Pod, container: &PodContainer, latest: Option<&Instance>) -> bool {
+pub(super) fn still_to_run(pod: &Pod, container: &PodContainer, latest: Option<&Instance>) -> bool {
     match latest {
         Some(i) if i.state == RunState::Exited => model::restarts_after(pod, container, i.exit_code),
         _ => true,
@@ -270,7 +270,7 @@ fn kill_verdict(inputs: &Inputs<'_>, container: &PodContainer, instance: &Instan
     if inputs.probes.liveness_failed(&instance.id) {
         return kill(KillCause::Liveness, format!("Container {name} failed liveness probe{suffix}"));
     }
-    if resize::change(&container.spec, instance) == resize::Change::Restart {
+    if resize::change(inputs.pod, &container.spec, instance) == resize::Change::Restart {
         return kill(KillCause::Resize, format!("Container {name} resize requires restart"));
     }
     None
@@ -283,7 +283,7 @@ impl Actions {
             self.kill.push(kill);
             return true;
         }
-        if resize::change(&container.spec, instance) == resize::Change::InPlace {
+        if resize::change(inputs.pod, &container.spec, instance) == resize::Change::InPlace {
             self.resize.push(Resize { id: instance.id.clone(), name: instance.name.clone() });
         }
         false

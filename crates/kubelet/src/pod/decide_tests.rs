@@ -33,6 +33,7 @@ fn instance(name: &str, attempt: u32, state: RunState, exit_code: i32) -> Instan
         image_ref: String::new(),
         image_id: String::new(),
         resources: None,
+        of_pod: None,
         hash: None,
         log_path: String::new(),
         annotations: BTreeMap::new(),

@@ -2,6 +2,7 @@
 //! runtime alone shows which pod each belongs to, which spec it was made from and how it must be stopped.
 
 use super::model::{PodContainer, PodId};
+use super::pod_level::PodLevel;
 use k8s_openapi::api::core::v1::{LifecycleHandler, Pod};
 use std::collections::BTreeMap;
 
@@ -18,6 +19,8 @@ const DELETION_GRACE: &str = "io.kubernetes.pod.deletionGracePeriod";
 pub(crate) const PRE_STOP: &str = "io.kubernetes.container.preStopHandler";
 /// The resources a container was started with, so that a later resize is not mistaken for them.
 pub(crate) const RESOURCES: &str = "io.kubernetes.container.resources";
+/// The resources that the pod as a whole had then: their limits are limits of containers that have none.
+pub(crate) const POD_RESOURCES: &str = "io.kubernetes.pod.resources";
 const PORTS: &str = "io.kubernetes.container.ports";
 
 fn identity(pod: &PodId) -> BTreeMap<String, String> {
@@ -66,6 +69,9 @@ pub(crate) fn container_annotations(
     let resources = spec.resources.clone().unwrap_or_default();
     if let Ok(json) = ferrite_json::to_string(&resources) {
         annotations.insert(RESOURCES.into(), json);
+    }
+    if let Ok(json) = ferrite_json::to_string(&PodLevel::of(pod)) {
+        annotations.insert(POD_RESOURCES.into(), json);
     }
     let hook = spec.lifecycle.as_ref().and_then(|l| l.pre_stop.as_ref());
     if let Some(json) = hook.and_then(|h| ferrite_json::to_string(h).ok()) {

@@ -14,6 +14,9 @@ pub(crate) mod manager;
 pub(crate) mod model;
 pub(crate) mod observe;
 pub(crate) mod pending_resizes;
+pub(crate) mod pod_level;
+#[cfg(test)]
+mod pod_level_tests;
 mod predicates;
 pub(crate) mod preemption;
 mod prepare;

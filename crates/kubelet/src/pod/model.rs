@@ -224,8 +224,19 @@ pub(crate) fn qos_class(pod: &Pod) -> QosClass {
         _ => {}
     }
     let (mut any, mut guaranteed) = (false, true);
-    for c in containers(pod).iter().filter(|c| c.kind != ContainerKind::Ephemeral) {
-        let resources = c.spec.resources.as_ref();
+    // Resources of the pod as a whole count instead of its containers'.
+    let whole = spec(pod).resources.clone().filter(|r| {
+        [&r.requests, &r.limits].into_iter().any(|list| list.as_ref().is_some_and(|list| !list.is_empty()))
+    });
+    let all = match whole {
+        Some(whole) => vec![Some(whole)],
+        None => {
+            let all = containers(pod).into_iter().filter(|c| c.kind != ContainerKind::Ephemeral);
+            all.map(|c| c.spec.resources).collect()
+        }
+    };
+    for resources in &all {
+        let resources = resources.as_ref();
         for name in ["cpu", "memory"] {
             let limit =
                 crate::quantity::milli_of(resources.and_then(|r| r.limits.as_ref()), name).unwrap_or(0);

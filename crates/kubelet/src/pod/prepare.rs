@@ -1,12 +1,14 @@
 //! The things that a pod must have before its containers: a cgroup, volumes, devices of drivers.
 
 use super::model;
-use super::resize;
+use super::pod_level;
 use super::runtime_pod::RuntimePod;
 use super::worker::{Desired, SyncError, Worker};
 use crate::clock;
+use crate::container::resources::{self, PodResources, pod_resources};
 use ferrite_client::EventType;
 use ferrite_component::steps::Timer;
+use ferrite_cri::v1::UpdatePodSandboxResourcesRequest;
 use k8s_openapi::api::core::v1::Pod;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
@@ -15,23 +17,54 @@ use tokio_util::sync::CancellationToken;
 const AFTER_FAILED_REFRESH: Duration = Duration::from_secs(30);
 
 impl Worker {
-    /// Makes the pod's cgroup, or brings its limits up to date when the pod's changed.
-    pub(super) async fn ensure_cgroup(&mut self, pod: &Pod, runtime: &RuntimePod) -> Result<(), SyncError> {
-        let mut total = resize::widest(pod, runtime);
+    /// The resources that the pod's cgroup is to have, for a pod as it is allocated.
+    pub(super) fn cgroup_goal(&self, pod: &Pod) -> PodResources {
+        let mut goal = pod_resources(pod);
         if self.context.resources.has_exclusive(&self.id.uid) {
             // As upstream: a quota would slow down containers that have processors of their own.
-            total.cpu_limit = None;
+            goal.cpu_limit = None;
         }
-        if self.cgroup_of == Some(total) {
-            return Ok(());
-        }
-        let made = self.context.cgroups.ensure(model::qos_class(pod), &self.id.uid, &total).await;
-        made.map_err(|e| {
+        goal
+    }
+
+    /// Makes the pod's cgroup, or makes it wide enough for its allocated resources. It becomes narrower when the
+    /// containers have theirs: see [`Worker::end_resize`].
+    pub(super) async fn ensure_cgroup(&mut self, pod: &Pod, runtime: &RuntimePod) -> Result<(), SyncError> {
+        let goal = self.cgroup_goal(pod);
+        let goal = self.cgroup_of.map_or(goal, |has| pod_level::wider(&has, &goal));
+        self.write_cgroup(pod, runtime, goal).await.map_err(|e| {
             let message = format!("unable to ensure pod container exists: {e}");
             self.context.event(pod, EventType::Warning, "FailedCreatePodContainer", message);
-            SyncError::Cgroup(e)
-        })?;
-        self.cgroup_of = Some(total);
+            e
+        })
+    }
+
+    /// Writes these resources to the pod's cgroup, unless it has them.
+    pub(super) async fn write_cgroup(
+        &mut self,
+        pod: &Pod,
+        runtime: &RuntimePod,
+        goal: PodResources,
+    ) -> Result<(), SyncError> {
+        if self.cgroup_of == Some(goal) {
+            return Ok(());
+        }
+        let context = self.context.clone();
+        // As upstream: the runtime hears of other resources first, and may refuse them.
+        if let Some(sandbox) = runtime.sandbox().filter(|_| self.cgroup_of.is_some()) {
+            let request = UpdatePodSandboxResourcesRequest {
+                pod_sandbox_id: sandbox.id.clone(),
+                overhead: resources::overhead(pod, context.rules.quota),
+                resources: Some(resources::of_sandbox(pod, &goal, context.rules.quota)),
+            };
+            match context.runtime.update_pod_sandbox_resources(request).await {
+                Err(error) if !error.is_unimplemented() => return Err(error.into()),
+                _ => {}
+            }
+        }
+        let written = context.cgroups.ensure(model::qos_class(pod), &self.id.uid, &goal).await;
+        written.map_err(SyncError::Cgroup)?;
+        self.cgroup_of = Some(goal);
         self.weigh_burstable().await;
         Ok(())
     }

@@ -1,18 +1,17 @@
-//! Resizes: other CPU and memory for containers that run.
+//! Resizes: other CPU and memory for containers that run, and for the pod as a whole.
 //!
 //! Three amounts belong to a container: the request of the pod's spec, the amount that the node has
 //! *allocated* to it, and the amount that its running process *has*. A spec that asks for something else is
 //! allocated when the node has room (otherwise the
 //! pod's condition says why not), and then applied to the running container, or to its next instance if the
 //! container's policy wants a restart. [`Allocation`] is kept in a file, so that a restart of the kubelet neither takes
-//! back nor repeats a step.
+//! back nor repeats a step. A pod with resources of its own has the same three amounts; the third one is in its control group.
 
 use super::model;
+use super::pod_level::{self, PodLevel};
 use super::runtime_pod::{Instance, RuntimePod};
-use crate::container::resources::PodResources;
 use crate::quantity;
 use k8s_openapi::api::core::v1::{Container, Pod, PodCondition, ResourceRequirements};
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -29,13 +28,19 @@ const FILE: &str = "allocation.json";
 /// An allocation names a few amounts for each container.
 const MAX_FILE: u64 = 1 << 20;
 
-/// The resources that the node gave to a pod after its containers were started.
+/// The resources that the node gave to a pod.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Allocation {
     /// By container.
     allocated: BTreeMap<String, ResourceRequirements>,
+    /// Of the pod as a whole; none as long as nothing is on record.
+    #[serde(default)]
+    pod: Option<PodLevel>,
     /// By the runtime's name of the container's instance: the resources since its start.
     applied: BTreeMap<String, ResourceRequirements>,
+    /// The pod's own resources at the time when the container got these.
+    #[serde(default)]
+    applied_of_pod: BTreeMap<String, PodLevel>,
 }
 
 impl Allocation {
@@ -68,12 +73,31 @@ impl Allocation {
     pub(crate) fn accept(&mut self, pod: &Pod) {
         let amounts = containers(pod).map(|c| (c.name.clone(), c.resources.clone().unwrap_or_default()));
         self.allocated = amounts.collect();
+        self.pod = Some(PodLevel::of(pod));
     }
 
-    /// A container has its allocated resources. Instances that are gone are forgotten.
-    pub(crate) fn applied(&mut self, id: &str, resources: ResourceRequirements, runtime: &RuntimePod) {
+    /// Puts on record what a pod was admitted with. After a restart of the kubelet that is what its containers were started
+    /// with: the spec may ask for other resources since.
+    pub(crate) fn begin(&mut self, pod: &Pod, runtime: &RuntimePod) {
+        if self.pod.is_none() {
+            let allocated = self.of(pod, runtime).into_owned();
+            self.accept(&allocated);
+        }
+    }
+
+    /// A container of this pod has its allocated resources. Instances that are gone are forgotten.
+    pub(crate) fn applied(
+        &mut self,
+        id: &str,
+        resources: ResourceRequirements,
+        pod: &Pod,
+        runtime: &RuntimePod,
+    ) {
         self.applied.insert(id.to_owned(), resources);
-        self.applied.retain(|known, _| runtime.instances.iter().any(|instance| instance.id == *known));
+        self.applied_of_pod.insert(id.to_owned(), PodLevel::of(pod));
+        let lives = |known: &String| runtime.instances.iter().any(|instance| instance.id == *known);
+        self.applied.retain(|known, _| lives(known));
+        self.applied_of_pod.retain(|known, _| lives(known));
     }
 
     /// Records on each instance its resources since it started.
@@ -82,6 +106,9 @@ impl Allocation {
             if let Some(resources) = self.applied.get(&instance.id) {
                 instance.resources = Some(resources.clone());
             }
+            if let Some(of_pod) = self.applied_of_pod.get(&instance.id) {
+                instance.of_pod = Some(of_pod.clone());
+            }
         }
     }
 
@@ -89,9 +116,14 @@ impl Allocation {
     pub(crate) fn of<'a>(&self, pod: &'a Pod, runtime: &RuntimePod) -> Cow<'a, Pod> {
         let given = |c: &Container| match self.allocated.get(&c.name) {
             Some(allocated) => Some(allocated.clone()),
-            None => actual(c, runtime.latest(&c.name)).cloned(),
+            None => {
+                let started = runtime.latest(&c.name).and_then(|instance| instance.resources.clone());
+                started.or_else(|| c.resources.clone())
+            }
         };
-        with_resources(pod, given)
+        let recorded = || runtime.instances.iter().find_map(|instance| instance.of_pod.clone());
+        let of_pod = self.pod.clone().or_else(recorded).unwrap_or_else(|| PodLevel::of(pod));
+        with_resources(pod, given, of_pod.resources)
     }
 }
 
@@ -101,16 +133,21 @@ fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
     spec.containers.iter().chain(spec.init_containers.iter().flatten())
 }
 
-/// The pod with other resources for its containers; the same pod if nothing differs.
+/// The pod with other resources for its containers and for itself; the same pod if nothing differs.
 fn with_resources<'a>(
     pod: &'a Pod,
     given: impl Fn(&Container) -> Option<ResourceRequirements>,
+    of_pod: Option<ResourceRequirements>,
 ) -> Cow<'a, Pod> {
-    if containers(pod).all(|c| same(c.resources.as_ref(), given(c).as_ref())) {
+    let same_of_pod = same(of_pod_itself(pod), of_pod.as_ref());
+    if same_of_pod && containers(pod).all(|c| same(c.resources.as_ref(), given(c).as_ref())) {
         return Cow::Borrowed(pod);
     }
     let mut pod = pod.clone();
     if let Some(spec) = &mut pod.spec {
+        if !same_of_pod {
+            spec.resources = of_pod;
+        }
         for container in spec.containers.iter_mut().chain(spec.init_containers.iter_mut().flatten()) {
             let given = given(container);
             if !same(container.resources.as_ref(), given.as_ref()) {
@@ -121,30 +158,30 @@ fn with_resources<'a>(
     Cow::Owned(pod)
 }
 
+/// The resources of the pod as a whole.
+fn of_pod_itself(pod: &Pod) -> Option<&ResourceRequirements> {
+    model::spec(pod).resources.as_ref()
+}
+
 /// The resources a container runs with; those of its spec while it does not run, or was started by a kubelet that
 /// did not note them.
-pub(crate) fn actual<'a>(
-    spec: &'a Container,
-    instance: Option<&'a Instance>,
-) -> Option<&'a ResourceRequirements> {
-    let running = instance.filter(|instance| instance.is_running());
+fn actual<'a>(spec: &'a Container, instance: &'a Instance) -> Option<&'a ResourceRequirements> {
+    let running = Some(instance).filter(|instance| instance.is_running());
     running.and_then(|instance| instance.resources.as_ref()).or(spec.resources.as_ref())
 }
 
-/// The limits of the pod's cgroup while containers change from their actual to their allocated resources.
-pub(crate) fn widest(pod: &Pod, runtime: &RuntimePod) -> PodResources {
-    use crate::container::resources::pod_resources;
-    let has = pod_resources(&with_resources(pod, |c| actual(c, runtime.latest(&c.name)).cloned()));
-    let wants = pod_resources(pod);
-    // No limit is wider than any.
-    let limit = |a: Option<i64>, b: Option<i64>| a.zip(b).map(|(a, b)| a.max(b));
-    PodResources {
-        cpu_request: has.cpu_request.max(wants.cpu_request),
-        memory_request: has.memory_request.max(wants.memory_request),
-        cpu_limit: limit(has.cpu_limit, wants.cpu_limit),
-        memory_limit: limit(has.memory_limit, wants.memory_limit),
-        ephemeral_request: has.ephemeral_request.max(wants.ephemeral_request),
+/// The pod's own resources at the time when the container got its limits; those of the pod where nothing is on record.
+fn actual_of_pod<'a>(pod: &'a Pod, instance: &'a Instance) -> Option<&'a ResourceRequirements> {
+    match &instance.of_pod {
+        Some(of_pod) => of_pod.resources.as_ref(),
+        None => of_pod_itself(pod),
     }
+}
+
+/// The resources of a running container, for its status.
+pub(crate) fn shown(pod: &Pod, spec: &Container, instance: &Instance) -> Option<ResourceRequirements> {
+    let resources = actual(spec, instance).filter(|_| instance.is_running())?;
+    Some(pod_level::shown(spec, resources.clone(), actual_of_pod(pod, instance)))
 }
 
 /// The way in which a running container gets its allocated resources.
@@ -156,12 +193,11 @@ pub(crate) enum Change {
     Restart,
 }
 
-pub(crate) fn change(container: &Container, instance: &Instance) -> Change {
-    let has = actual(container, Some(instance));
-    let changed: Vec<&str> = RESOURCES
-        .into_iter()
-        .filter(|name| amounts(container.resources.as_ref(), name) != amounts(has, name))
-        .collect();
+/// As upstream: a limit of the pod is a limit of its containers that have none, and their policies count for it.
+pub(crate) fn change(pod: &Pod, container: &Container, instance: &Instance) -> Change {
+    let wants = |name: &str| amounts(container.resources.as_ref(), of_pod_itself(pod), name);
+    let has = |name: &str| amounts(actual(container, instance), actual_of_pod(pod, instance), name);
+    let changed: Vec<&str> = RESOURCES.into_iter().filter(|name| wants(name) != has(name)).collect();
     let mut policies = container.resize_policy.iter().flatten();
     if changed.is_empty() {
         Change::Nothing
@@ -175,10 +211,10 @@ pub(crate) fn change(container: &Container, instance: &Instance) -> Change {
 }
 
 /// True if a running container has other resources than `pod`, as it is allocated, gives it.
-pub(crate) fn is_in_progress(pod: &Pod, runtime: &RuntimePod) -> bool {
+pub(crate) fn containers_change(pod: &Pod, runtime: &RuntimePod) -> bool {
     containers(pod).any(|c| {
         let running = runtime.latest(&c.name).filter(|instance| instance.is_running());
-        running.is_some_and(|instance| change(c, instance) != Change::Nothing)
+        running.is_some_and(|instance| change(pod, c, instance) != Change::Nothing)
     })
 }
 
@@ -186,12 +222,13 @@ pub(crate) fn is_in_progress(pod: &Pod, runtime: &RuntimePod) -> bool {
 pub(crate) fn is_pending(pod: &Pod, allocated: &Pod) -> bool {
     let given: BTreeMap<&str, _> =
         containers(allocated).map(|c| (c.name.as_str(), c.resources.as_ref())).collect();
-    containers(pod).any(|c| !same(c.resources.as_ref(), given.get(c.name.as_str()).copied().flatten()))
+    !same(of_pod_itself(pod), of_pod_itself(allocated))
+        || containers(pod).any(|c| !same(c.resources.as_ref(), given.get(c.name.as_str()).copied().flatten()))
 }
 
 /// True if a container asks for another amount of a resource than is allocated to it.
 pub(crate) fn requests_differ(pod: &Pod, allocated: &Pod, name: &str) -> bool {
-    let request = |c: &Container| amounts(c.resources.as_ref(), name)[0];
+    let request = |c: &Container| amounts(c.resources.as_ref(), None, name)[0];
     let given: BTreeMap<&str, _> = containers(allocated).map(|c| (c.name.as_str(), request(c))).collect();
     containers(pod).any(|c| given.get(c.name.as_str()).is_some_and(|given| *given != request(c)))
 }
@@ -202,13 +239,18 @@ pub(crate) fn allocated_by_status(pod: &Pod) -> Cow<'_, Pod> {
     let all = status.container_statuses.iter().chain(&status.init_container_statuses).flatten();
     let known: BTreeMap<&str, _> =
         all.filter_map(|c| Some((c.name.as_str(), c.allocated_resources.as_ref()?))).collect();
-    with_resources(pod, |c| {
+    let given = |c: &Container| {
         let mut resources = c.resources.clone();
         if let (Some(resources), Some(requests)) = (&mut resources, known.get(c.name.as_str())) {
             resources.requests = Some((*requests).clone());
         }
         resources
-    })
+    };
+    let mut of_pod = of_pod_itself(pod).cloned();
+    if let (Some(of_pod), Some(requests)) = (&mut of_pod, pod_level::allocated_requests(pod)) {
+        of_pod.requests = Some(requests);
+    }
+    with_resources(pod, given, of_pod)
 }
 
 /// The progress of a resize.
@@ -262,25 +304,26 @@ pub(crate) fn summary(what: &str, pod: &Pod, error: Option<&str>) -> String {
 /// The resources that can change while a container runs.
 const RESOURCES: [&str; 2] = ["cpu", "memory"];
 
-/// Request and limit of one resource.
-fn amounts(resources: Option<&ResourceRequirements>, name: &str) -> [Option<i64>; 2] {
-    type List = BTreeMap<String, Quantity>;
-    let amount = |list: Option<&List>| quantity::milli_of(list, name);
-    [amount(resources.and_then(|r| r.requests.as_ref())), amount(resources.and_then(|r| r.limits.as_ref()))]
+/// Request and limit of one resource. A container without a limit has the pod's.
+fn amounts(
+    resources: Option<&ResourceRequirements>,
+    of_pod: Option<&ResourceRequirements>,
+    name: &str,
+) -> [Option<i64>; 2] {
+    let request = quantity::milli_of(resources.and_then(|r| r.requests.as_ref()), name);
+    [request, pod_level::limit(resources, of_pod, name)]
 }
 
-/// The limit of memory that an instance would get and has, if it becomes smaller.
-pub(crate) fn smaller_memory_limit(container: &Container, instance: &Instance) -> Option<i64> {
-    let limit = |resources: Option<&ResourceRequirements>| {
-        quantity::value_of(resources.and_then(|r| r.limits.as_ref()), "memory")
-    };
-    let new = limit(container.resources.as_ref())?;
-    limit(actual(container, Some(instance))).is_none_or(|has| new < has).then_some(new)
+/// The limit of memory that an instance would get, in bytes, if it becomes smaller.
+pub(crate) fn smaller_memory_limit(pod: &Pod, container: &Container, instance: &Instance) -> Option<i64> {
+    let new = pod_level::limit(container.resources.as_ref(), of_pod_itself(pod), "memory")?;
+    let old = pod_level::limit(actual(container, instance), actual_of_pod(pod, instance), "memory");
+    old.is_none_or(|old| new < old).then_some(new / 1000)
 }
 
 /// Returns true if both have the same amounts of CPU and memory, in whatever notation.
 fn same(a: Option<&ResourceRequirements>, b: Option<&ResourceRequirements>) -> bool {
-    RESOURCES.iter().all(|name| amounts(a, name) == amounts(b, name))
+    RESOURCES.iter().all(|name| amounts(a, None, name) == amounts(b, None, name))
 }
 
 #[cfg(test)]
@@ -319,8 +362,8 @@ mod tests {
             ("1", Some("1000m"), RunState::Running, false, 1000),
             ("2", Some("1"), RunState::Running, true, 1000),
             ("500m", Some("1"), RunState::Running, true, 1000),
-            // It starts again with the requested resources.
-            ("2", Some("1"), RunState::Exited, false, 2000),
+            // A restart is no way around the node's admission.
+            ("2", Some("1"), RunState::Exited, true, 1000),
             ("2", None, RunState::Running, false, 2000),
         ] {
             let pod = pod(amount(asked, "1Gi"), json!([]));
@@ -329,11 +372,15 @@ mod tests {
             let allocated = allocation.of(&pod, &runtime);
             assert_eq!(is_pending(&pod, &allocated), pending, "{asked} {has:?}");
             assert_eq!(pod_resources(&allocated).cpu_limit, Some(milli), "{asked} {has:?}");
-            assert!(!is_in_progress(&allocated, &runtime), "nothing was allocated");
+            assert!(!containers_change(&allocated, &runtime), "nothing was allocated");
+            let mut begun = Allocation::default();
+            begun.begin(&pod, &runtime);
+            assert_eq!(begun.of(&pod, &RuntimePod::default()), allocated, "what was admitted is on record");
             allocation.accept(&pod);
             let allocated = allocation.of(&pod, &runtime);
             assert!(!is_pending(&pod, &allocated));
-            assert_eq!(is_in_progress(&allocated, &runtime), pending, "{asked} {has:?}");
+            let changes = pending && state == RunState::Running;
+            assert_eq!(containers_change(&allocated, &runtime), changes, "{asked} {has:?}");
         }
     }
 
@@ -345,14 +392,17 @@ mod tests {
         let mut allocation = Allocation::default();
         allocation.accept(&pod);
         let resources = pod.spec.as_ref().unwrap().containers[0].resources.clone().unwrap();
-        allocation.applied("gone", resources.clone(), &runtime);
-        allocation.applied("id", resources, &runtime);
+        allocation.applied("gone", resources.clone(), &pod, &runtime);
+        allocation.applied("id", resources, &pod, &runtime);
         allocation.write(dir.path()).unwrap();
         let loaded = Allocation::load(dir.path()).unwrap();
         assert_eq!(loaded, allocation);
         assert_eq!(loaded.applied.len(), 1, "instances that are gone are forgotten");
         loaded.note(&mut runtime);
-        assert!(!is_in_progress(&loaded.of(&pod, &runtime), &runtime));
+        assert!(!containers_change(&loaded.of(&pod, &runtime), &runtime));
+        // Files of a version that knew nothing of resources of whole pods.
+        let old = r#"{"allocated": {"c": {}}, "applied": {}}"#;
+        assert!(ferrite_json::from_str::<Allocation>(old).is_ok_and(|old| old.pod.is_none()));
     }
 
     #[test]
@@ -373,17 +423,92 @@ mod tests {
             let runtime = started(Some(amount("1", "1Gi")), RunState::Running);
             let container = &pod.spec.as_ref().unwrap().containers[0];
             let instance = runtime.latest("c").unwrap();
-            assert_eq!(change(container, instance), expected, "{cpu} {memory} {policy}");
+            assert_eq!(change(&pod, container, instance), expected, "{cpu} {memory} {policy}");
+        }
+    }
+
+    /// A pod with resources of its own, and a container with these.
+    fn whole(of_pod: Value, resources: Value, policy: &str) -> Pod {
+        let policy = json!([{"resourceName": "memory", "restartPolicy": policy}]);
+        let mut pod = pod(resources, policy);
+        pod.spec.as_mut().unwrap().resources = ferrite_json::from_value(of_pod).unwrap();
+        pod
+    }
+
+    /// A container that was started with these resources in a pod that had those.
+    fn started_in(of_pod: &Value, resources: &Value) -> RuntimePod {
+        let mut runtime = started(Some(resources.clone()), RunState::Running);
+        runtime.instances[0].of_pod =
+            Some(PodLevel { resources: ferrite_json::from_value(of_pod.clone()).unwrap() });
+        runtime
+    }
+
+    #[test]
+    fn a_limit_of_the_pod_is_one_of_its_containers_without() {
+        let (none, small, large) = (json!(null), amount("1", "1Gi"), amount("1", "2Gi"));
+        let own = amount("1", "64Mi");
+        let other =
+            json!({"requests": {"cpu": "500m", "memory": "1Gi"}, "limits": {"cpu": "1", "memory": "1Gi"}});
+        for (what, had, has, resources, policy, expected) in [
+            ("nothing changed", &small, &small, json!({}), "NotRequired", Change::Nothing),
+            ("the pod grows", &small, &large, json!({}), "NotRequired", Change::InPlace),
+            ("the pod shrinks", &large, &small, json!({}), "NotRequired", Change::InPlace),
+            (
+                "and the policy wants a restart",
+                &small,
+                &large,
+                json!({}),
+                "RestartContainer",
+                Change::Restart,
+            ),
+            ("the container has limits of its own", &small, &large, own, "RestartContainer", Change::Nothing),
+            ("the pod gets resources", &none, &small, json!({}), "NotRequired", Change::InPlace),
+            (
+                "a request of the pod is no container's",
+                &small,
+                &other,
+                json!({}),
+                "NotRequired",
+                Change::Nothing,
+            ),
+        ] {
+            let pod = whole(has.clone(), resources.clone(), policy);
+            let mut runtime = started_in(had, &resources);
+            let container = &pod.spec.as_ref().unwrap().containers[0];
+            assert_eq!(change(&pod, container, &runtime.instances[0]), expected, "{what}");
+            assert_eq!(containers_change(&pod, &runtime), expected != Change::Nothing, "{what}");
+            // Applied, it is over, also after a restart of the kubelet.
+            let mut allocation = Allocation::default();
+            allocation.applied("id", container.resources.clone().unwrap_or_default(), &pod, &runtime);
+            let text = ferrite_json::to_string(&allocation).unwrap();
+            ferrite_json::from_str::<Allocation>(&text).unwrap().note(&mut runtime);
+            assert_eq!(change(&pod, container, &runtime.instances[0]), Change::Nothing, "{what}");
         }
     }
 
     #[test]
-    fn the_pods_limits_are_wide_enough_on_the_way() {
-        let runtime = started(Some(amount("1", "4Gi")), RunState::Running);
-        let wide = widest(&pod(amount("2", "1Gi"), json!([])), &runtime);
-        assert_eq!((wide.cpu_limit, wide.memory_limit), (Some(2000), Some(4 << 30)));
-        let unlimited = widest(&pod(json!({"requests": {"cpu": "2"}}), json!([])), &runtime);
-        assert_eq!((unlimited.cpu_limit, unlimited.memory_limit), (None, None));
+    fn resources_of_a_pod_are_pending_until_they_are_allocated() {
+        let (small, large) = (amount("1", "1Gi"), amount("1", "2Gi"));
+        for (what, had, asked, pending) in [
+            ("as it was", &small, &small, false),
+            ("another notation", &small, &amount("1000m", "1024Mi"), false),
+            ("more", &small, &large, true),
+            ("less", &large, &small, true),
+            ("some where none were", &json!(null), &small, true),
+        ] {
+            let pod = whole(asked.clone(), json!({}), "NotRequired");
+            let runtime = started_in(had, &json!({}));
+            // After a restart of the kubelet nothing is on record but the annotations of containers.
+            let mut allocation = Allocation::default();
+            let allocated = allocation.of(&pod, &runtime).into_owned();
+            assert_eq!(is_pending(&pod, &allocated), pending, "{what}");
+            let had: Option<ResourceRequirements> = ferrite_json::from_value(had.clone()).unwrap();
+            assert!(same(of_pod_itself(&allocated), had.as_ref()), "{what}");
+            allocation.begin(&pod, &runtime);
+            assert_eq!(allocation.of(&pod, &RuntimePod::default()).into_owned(), allocated, "{what}");
+            allocation.accept(&pod);
+            assert!(!is_pending(&pod, &allocation.of(&pod, &runtime)), "{what}");
+        }
     }
 
     #[test]
@@ -392,7 +517,14 @@ mod tests {
         for (memory, expected) in [("1Gi", Some(1 << 30)), ("2Gi", None), ("3Gi", None)] {
             let pod = pod(amount("1", memory), json!([]));
             let container = &pod.spec.as_ref().unwrap().containers[0];
-            assert_eq!(smaller_memory_limit(container, runtime.latest("c").unwrap()), expected, "{memory}");
+            let instance = runtime.latest("c").unwrap();
+            assert_eq!(smaller_memory_limit(&pod, container, instance), expected, "{memory}");
+        }
+        let pod = whole(amount("1", "1Gi"), json!({}), "NotRequired");
+        let container = &pod.spec.as_ref().unwrap().containers[0];
+        for (had, expected) in [("1Gi", None), ("2Gi", Some(1 << 30))] {
+            let runtime = started_in(&amount("1", had), &json!({}));
+            assert_eq!(smaller_memory_limit(&pod, container, &runtime.instances[0]), expected, "{had}");
         }
     }
 
@@ -403,6 +535,10 @@ mod tests {
             "allocatedResources": {"cpu": "1", "memory": "1Gi"}}]});
         assert_eq!(pod_resources(&allocated_by_status(&other)).cpu_request, 4000);
         other.status = Some(ferrite_json::from_value(status).unwrap());
+        assert_eq!(pod_resources(&allocated_by_status(&other)).cpu_request, 1000);
+        let mut other = whole(amount("4", "1Gi"), json!({}), "NotRequired");
+        assert_eq!(pod_resources(&allocated_by_status(&other)).cpu_request, 4000);
+        other.status = Some(ferrite_json::from_value(json!({"allocatedResources": {"cpu": "1"}})).unwrap());
         assert_eq!(pod_resources(&allocated_by_status(&other)).cpu_request, 1000);
     }
 }

@@ -3,11 +3,12 @@
 use super::admission;
 use super::decide;
 use super::model::{self, ContainerKind, PodContainer};
+use super::pod_level;
 use super::resize::{self, Progress};
 use super::runtime_pod::{Instance, RuntimePod};
 use super::worker::{SyncError, Worker};
 use crate::clock;
-use crate::container::resources::container_resources;
+use crate::container::resources::{PodResources, container_resources};
 use ferrite_client::EventType;
 use ferrite_cri::v1::{ContainerStatsRequest, UpdateContainerResourcesRequest};
 use jiff::Timestamp;
@@ -30,9 +31,24 @@ enum ResizeError {
         "cannot decrease memory limits: attempting to set container {name:?} memory limit ({limit}) below current usage ({usage})"
     )]
     InUse { name: String, limit: u64, usage: u64 },
+    #[error("pod cgroup: {0}")]
+    Cgroup(std::io::Error),
+    #[error(
+        "cannot decrease memory limits: attempting to set pod memory limit ({limit}) below current usage ({usage})"
+    )]
+    PodInUse { limit: u64, usage: u64 },
 }
 
 impl Worker {
+    /// After a restart of the kubelet, the resources that the pod's cgroup has: a resize may have been on its way.
+    pub(super) fn recall_cgroup(&mut self, pod: &Pod, runtime: &RuntimePod) {
+        if self.cgroup_of.is_none() && !runtime.sandboxes.is_empty() {
+            let goal = self.cgroup_goal(&self.allocation.of(pod, runtime));
+            let present = self.context.cgroups.present(model::qos_class(pod), &self.id.uid, &goal);
+            self.cgroup_of = present.map(|present| pod_level::recalled(present, pod));
+        }
+    }
+
     /// Allocates a resize if the node has room for it. Returns the pod as it is allocated.
     pub(super) async fn allocate(
         &mut self,
@@ -48,7 +64,8 @@ impl Worker {
             context.resizes.remove(&self.id.uid);
             self.resize.deferred = None;
             self.resize.infeasible = None;
-            self.resize.is_applying |= resize::is_in_progress(&allocated, runtime);
+            let has_other = self.cgroup_of.is_some_and(|has| has != self.cgroup_goal(&allocated));
+            self.resize.is_applying |= has_other || resize::containers_change(&allocated, runtime);
             return Ok(allocated);
         }
         if let Some(why) = self.infeasible(pod, &allocated) {
@@ -148,25 +165,39 @@ impl Worker {
         containers: &[PodContainer],
         resizes: &[decide::Resize],
     ) -> Result<(), SyncError> {
-        for resize in resizes {
-            let Some(container) = containers.iter().find(|c| c.name() == resize.name) else { continue };
-            let Some(instance) = runtime.instances.iter().find(|i| i.id == resize.id) else { continue };
+        let mut changes: Vec<(&PodContainer, &Instance)> = resizes
+            .iter()
+            .filter_map(|resize| {
+                let container = containers.iter().find(|c| c.name() == resize.name)?;
+                Some((container, runtime.instances.iter().find(|i| i.id == resize.id)?))
+            })
+            .collect();
+        // As upstream: what gives memory back comes before what takes some.
+        changes.sort_by_key(|(c, instance)| resize::smaller_memory_limit(pod, &c.spec, instance).is_none());
+        for (container, instance) in changes {
             if let Err(error) = self.apply_resize(pod, container, instance).await {
-                let message = error.to_string();
-                if self.resize.error.as_ref() != Some(&message) {
-                    let text = resize::summary("Pod resize error", pod, Some(&message));
-                    self.context.event(pod, EventType::Warning, "ResizeError", text);
-                }
-                self.resize.error = Some(message);
+                self.resize_failed(pod, &error);
                 return Ok(());
             }
             let resources = container.spec.resources.clone().unwrap_or_default();
-            self.allocation.applied(&instance.id, resources, runtime);
+            self.allocation.applied(&instance.id, resources, pod, runtime);
             let dir = self.context.volumes.pod_dir(&self.id.uid);
             self.allocation.save(&dir).await.map_err(SyncError::Allocation)?;
         }
-        self.resize.error = None;
+        if !resizes.is_empty() {
+            self.resize.error = None;
+        }
         Ok(())
+    }
+
+    /// The resize stays in progress; it is tried again.
+    fn resize_failed(&mut self, pod: &Pod, error: &ResizeError) {
+        let message = error.to_string();
+        if self.resize.error.as_ref() != Some(&message) {
+            let text = resize::summary("Pod resize error", pod, Some(&message));
+            self.context.event(pod, EventType::Warning, "ResizeError", text);
+        }
+        self.resize.error = Some(message);
     }
 
     async fn apply_resize(
@@ -176,7 +207,7 @@ impl Worker {
         instance: &Instance,
     ) -> Result<(), ResizeError> {
         let runtime = &self.context.runtime;
-        if let Some(limit) = resize::smaller_memory_limit(&container.spec, instance) {
+        if let Some(limit) = resize::smaller_memory_limit(pod, &container.spec, instance) {
             let request = ContainerStatsRequest { container_id: instance.id.clone() };
             let stats = runtime.container_stats(request).await?.stats;
             let usage = stats.and_then(|stats| stats.memory?.usage_bytes).map_or(0, |usage| usage.value);
@@ -198,18 +229,49 @@ impl Worker {
     /// A resize is over when every container runs with its allocated resources. Then the pod's own limits
     /// follow.
     pub(super) async fn end_resize(&mut self, pod: &Arc<Pod>, runtime: &RuntimePod) -> Result<(), SyncError> {
-        let runs = |c: &&PodContainer| runtime.latest(c.name()).is_some_and(|i| i.is_running());
-        let containers = model::containers(pod);
-        let mut regular = containers.iter().filter(|c| c.kind == ContainerKind::Regular);
-        if !self.resize.is_applying || resize::is_in_progress(pod, runtime) || !regular.all(|c| runs(&c)) {
+        if !self.resize.is_applying || resize::containers_change(pod, runtime) {
             return Ok(());
         }
-        self.ensure_cgroup(pod, runtime).await?;
+        // One that is on its way to run gets its resources then.
+        let waits = |c: &PodContainer| {
+            let latest = runtime.latest(c.name());
+            !latest.is_some_and(Instance::is_running) && decide::still_to_run(pod, c, latest)
+        };
+        if model::containers(pod).iter().any(|c| c.kind == ContainerKind::Regular && waits(c)) {
+            return Ok(());
+        }
+        let goal = self.cgroup_goal(pod);
+        if let Err(error) = self.check_memory(pod, &goal) {
+            self.resize_failed(pod, &error);
+            return Ok(());
+        }
+        match self.write_cgroup(pod, runtime, goal).await {
+            Ok(()) => {}
+            Err(SyncError::Cgroup(error)) => {
+                self.resize_failed(pod, &ResizeError::Cgroup(error));
+                return Ok(());
+            }
+            Err(SyncError::Runtime(error)) => {
+                self.resize_failed(pod, &ResizeError::Runtime(error));
+                return Ok(());
+            }
+            Err(other) => return Err(other),
+        }
         self.resize.is_applying = false;
         self.resize.error = None;
         let text = resize::summary("Pod resize completed", pod, None);
         self.context.event(pod, EventType::Normal, "ResizeCompleted", text);
         Ok(())
+    }
+
+    /// A limit below the memory in use would end processes of the pod.
+    fn check_memory(&self, pod: &Pod, goal: &PodResources) -> Result<(), ResizeError> {
+        let Some(limit) = self.cgroup_of.and_then(|has| pod_level::smaller_memory_limit(&has, goal)) else {
+            return Ok(());
+        };
+        let usage = self.context.cgroups.memory_usage(model::qos_class(pod), &self.id.uid).unwrap_or(0);
+        let limit = u64::try_from(limit).unwrap_or(0);
+        if usage >= limit { Err(ResizeError::PodInUse { limit, usage }) } else { Ok(()) }
     }
 
     /// When a resize that could not go on is tried again.

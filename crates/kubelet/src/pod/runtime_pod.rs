@@ -1,6 +1,7 @@
 //! The runtime's state of one pod.
 
 use super::labels;
+use super::pod_level::PodLevel;
 use crate::clock;
 use ferrite_cri::v1::{self, ContainerState as CriState};
 use jiff::Timestamp;
@@ -37,6 +38,8 @@ pub(crate) struct Instance {
     pub hash: Option<String>,
     /// The resources that it was started with, if the kubelet recorded them.
     pub resources: Option<ResourceRequirements>,
+    /// The resources that the pod as a whole had then, if the kubelet recorded them.
+    pub of_pod: Option<PodLevel>,
     pub log_path: String,
     pub annotations: BTreeMap<String, String>,
     pub user: Option<v1::LinuxContainerUser>,
@@ -73,6 +76,10 @@ impl Instance {
             image_id: status.image_id,
             hash: status.annotations.get(labels::CONTAINER_HASH).cloned(),
             resources: status.annotations.get(labels::RESOURCES).and_then(|r| ferrite_json::from_str(r).ok()),
+            of_pod: status
+                .annotations
+                .get(labels::POD_RESOURCES)
+                .and_then(|r| ferrite_json::from_str(r).ok()),
             log_path: status.log_path,
             annotations: status.annotations,
             user: status.user.and_then(|u| u.linux),

@@ -1,10 +1,12 @@
 //! A pod's status, computed from its spec and from the runtime's state.
 
 use super::model::{self, ContainerKind, PodContainer, RestartPolicy};
+use super::pod_level;
 use super::resize;
 use super::restart_all;
 use super::runtime_pod::{Instance, RunState, RuntimePod};
 use crate::clock;
+use crate::container::resources::PodResources;
 use crate::probe::ProbeResults;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
@@ -51,6 +53,8 @@ pub(crate) struct StatusInputs<'a> {
     /// The pod with the resources that are allocated to it.
     pub pod: &'a Pod,
     pub resize: &'a resize::Progress,
+    /// The resources that the pod's control group has, once it was made.
+    pub group: Option<PodResources>,
     /// The health of a container's devices.
     pub devices: &'a dyn Fn(&str) -> Vec<ResourceStatus>,
     pub runtime: &'a RuntimePod,
@@ -103,6 +107,7 @@ pub(crate) fn pod_status(inputs: &StatusInputs<'_>) -> PodStatus {
         "Running" if computed == "Pending" && restart_all::is_possible(pod) => "Running".into(),
         _ => computed.to_string(),
     };
+    let is_running = phase == "Running";
     let (reason, message) = match inputs.verdict {
         Some(v) => (Some(v.reason.clone()), Some(v.message.clone())),
         None if matches!(phase.as_str(), "Failed" | "Succeeded") => (old.reason.clone(), old.message.clone()),
@@ -132,6 +137,8 @@ pub(crate) fn pod_status(inputs: &StatusInputs<'_>) -> PodStatus {
         reason,
         message,
         qos_class: Some(model::qos_class(pod).as_str().to_string()),
+        resources: Some(pod_level::status(pod, inputs.group.as_ref().filter(|_| is_running))),
+        allocated_resources: pod_level::allocated(pod),
         start_time: old.start_time.clone().or(Some(Time(inputs.now))),
         observed_generation: pod.metadata.generation,
         ..old
@@ -245,7 +252,7 @@ fn container_status(
         started: Some(started),
         state: Some(state),
         allocated_resources: spec.resources.as_ref().and_then(|r| r.requests.clone()),
-        resources: resize::actual(spec, Some(latest)).cloned().filter(|_| running),
+        resources: resize::shown(inputs.pod, spec, latest),
         user: latest.user.as_ref().map(|u| k8s_openapi::api::core::v1::ContainerUser {
             linux: Some(k8s_openapi::api::core::v1::LinuxContainerUser {
                 uid: u.uid,

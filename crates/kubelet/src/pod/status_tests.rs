@@ -40,6 +40,7 @@ fn run(case: Case<'_>) -> PodStatus {
     pod_status(&StatusInputs {
         devices: &|_| Vec::new(),
         resize: &resize::Progress::default(),
+        group: None,
         pod: &pod(case.spec),
         runtime: &runtime,
         removed: &Default::default(),
@@ -133,6 +134,7 @@ fn a_final_phase_stays() {
     let status = pod_status(&StatusInputs {
         devices: &|_| Vec::new(),
         resize: &resize::Progress::default(),
+        group: None,
         pod: &finished,
         runtime: &RuntimePod::default(),
         removed: &Default::default(),
@@ -172,6 +174,7 @@ fn a_termination_message_stays_when_its_file_is_gone() {
         let status = pod_status(&StatusInputs {
             devices: &|_| Vec::new(),
             resize: &resize::Progress::default(),
+            group: None,
             pod: &told(id),
             runtime: &RuntimePod::new(Vec::new(), vec![instance]),
             removed: &Default::default(),

@@ -127,7 +127,7 @@ pub(super) struct Worker {
     attempts: BTreeMap<String, u32>,
     /// Those instances, by container: their ends are shown.
     removed: BTreeMap<String, Instance>,
-    /// The last resources written to the pod's cgroup.
+    /// The resources that the pod's cgroup has.
     pub(super) cgroup_of: Option<PodResources>,
     /// The part of the pod its volumes show; when it changes they are written again.
     pub(super) volumes_of: Option<k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta>,
@@ -302,6 +302,8 @@ impl Worker {
             self.finish(pod, &runtime).await?;
             return Ok(None);
         }
+        self.allocation.begin(pod, &runtime);
+        self.recall_cgroup(pod, &runtime);
         let pod = &self.allocate(pod, &runtime).await?;
         self.publish(pod, &runtime, false, false);
         if !model::is_host_network(pod) && runtime.sandbox().is_none() {
@@ -392,6 +394,7 @@ impl Worker {
         let status = status::pod_status(&StatusInputs {
             pod: &self.allocation.of(pod, runtime),
             resize: &self.resize,
+            group: self.cgroup_of,
             devices: &|container| {
                 let mut shown = context.devices.statuses(&self.id.uid, container);
                 shown.extend(context.claims.statuses(pod, container));

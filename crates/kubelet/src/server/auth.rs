@@ -4,7 +4,7 @@ use crate::config::{Authorization, KubeletAccess};
 use ferrite_client::{Attributes, DelegatedAccess, Lifetimes};
 use ferrite_component::Denied;
 use ferrite_pki::{ClientAuthorities, ClientCertificate};
-use hyper::header::{AUTHORIZATION, HeaderMap};
+use hyper::header::{AUTHORIZATION, HeaderMap, UPGRADE};
 use hyper::{Method, StatusCode};
 use k8s_openapi::api::authentication::v1::UserInfo;
 use rustls::pki_types::CertificateDer;
@@ -91,7 +91,7 @@ impl Gatekeeper {
             }
             Refusal { status: StatusCode::UNAUTHORIZED, message: "Unauthorized".into() }
         })?;
-        self.authorize(&user, method, path).await
+        self.authorize(&user, verb(method, headers), path).await
     }
 
     /// As upstream's union: the certificate, then the token, then nobody.
@@ -107,11 +107,11 @@ impl Gatekeeper {
         self.reviews.authenticate(token).await
     }
 
-    async fn authorize(&self, user: &UserInfo, method: &Method, path: &str) -> Result<(), Refusal> {
+    async fn authorize(&self, user: &UserInfo, verb: &str, path: &str) -> Result<(), Refusal> {
         if self.settings.authorization == Authorization::AlwaysAllow {
             return Ok(());
         }
-        let (verb, subresources) = (verb(method), subresources(path));
+        let subresources = subresources(path);
         let name = user.username.as_deref().unwrap_or_default();
         for subresource in subresources {
             let wanted = Attributes::Resource {
@@ -147,10 +147,12 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
     (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then_some(token)
 }
 
-/// The API's verb for a method. Methods without one can be allowed by a wildcard only.
-fn verb(method: &Method) -> &'static str {
+/// The API's verb for a method. Methods without one can be allowed by a wildcard only. A stream into a container begins
+/// with a GET where it is a WebSocket, and is no less than one that begins with a POST.
+fn verb(method: &Method, headers: &HeaderMap) -> &'static str {
     match *method {
         Method::POST => "create",
+        Method::GET if headers.contains_key(UPGRADE) => "create",
         Method::GET => "get",
         Method::PUT => "update",
         Method::PATCH => "patch",
@@ -224,8 +226,10 @@ mod tests {
         for (method, expected) in
             [(Method::GET, "get"), (Method::POST, "create"), (Method::HEAD, ""), (Method::OPTIONS, "")]
         {
-            assert_eq!(verb(&method), expected);
+            assert_eq!(verb(&method, &HeaderMap::new()), expected);
         }
+        let stream = HeaderMap::from_iter([(UPGRADE, "websocket".parse().unwrap())]);
+        assert_eq!(verb(&Method::GET, &stream), "create", "who may only read gets into no container");
     }
 
     #[test]

@@ -37,6 +37,10 @@ impl Server {
             Ok(found) => found,
             Err((status, message)) => return text(status, message),
         };
+        let Some(share) = self.log_readers.enter(namespace) else {
+            let message = format!("too many logs of namespace {namespace:?} are being read; end some\n");
+            return text(StatusCode::TOO_MANY_REQUESTS, message);
+        };
         let (sender, receiver) = mpsc::channel::<Bytes>(16);
         let end = Box::new(ContainerEnd { runtime: self.context.runtime.clone(), id: instance.id });
         self.scope.spawn(async move {
@@ -44,8 +48,8 @@ impl Server {
                 tracing::warn!(path = %path.display(), error = %e, "could not read a container's log");
             }
         });
-        let frames = futures_util::stream::unfold(receiver, |mut receiver| async move {
-            receiver.recv().await.map(|bytes| (Ok(Frame::data(bytes)), receiver))
+        let frames = futures_util::stream::unfold((receiver, share), |(mut receiver, share)| async move {
+            receiver.recv().await.map(|bytes| (Ok(Frame::data(bytes)), (receiver, share)))
         });
         answer(
             StatusCode::OK,

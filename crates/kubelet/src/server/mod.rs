@@ -10,6 +10,7 @@ mod log_query;
 mod logs;
 mod read_only;
 mod running;
+mod shares;
 pub(crate) mod stats;
 mod streaming;
 mod system_logs;
@@ -33,6 +34,7 @@ use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use jiff::Timestamp;
+use shares::Shares;
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
@@ -50,6 +52,9 @@ const IDLE_LIMIT: Duration = Duration::from_secs(90);
 /// The largest head of a request.
 const MAX_HEADERS: usize = 64 * 1024;
 
+/// Readers of logs of one namespace. Each has a connection for as long as it likes, and nobody may have them all.
+const MAX_LOG_READERS: usize = gate::MAX_CALLERS / 8;
+
 /// Areas that are closed without debugging handlers, as upstream.
 const DEBUGGING: &[&str] =
     &["run", "exec", "attach", "portForward", "containerLogs", "runningpods", "debug", "logs"];
@@ -63,6 +68,8 @@ pub(crate) struct Server {
     gatekeeper: Gatekeeper,
     started: Timestamp,
     scope: Scope,
+    /// Logs that are being read, by namespace.
+    log_readers: Shares,
 }
 
 /// Listens and serves until the scope ends. Returns the address it listens on.
@@ -75,8 +82,14 @@ pub(crate) async fn start(
     let listener = TcpListener::bind(config.server_address).await?;
     let address = listener.local_addr()?;
     let gatekeeper = Gatekeeper::new(&config.node_name, config.access, context.client.clone());
-    let server =
-        Arc::new(Server { context, config, gatekeeper, started: Timestamp::now(), scope: scope.clone() });
+    let server = Arc::new(Server {
+        context,
+        config,
+        gatekeeper,
+        started: Timestamp::now(),
+        scope: scope.clone(),
+        log_readers: Shares::new(MAX_LOG_READERS),
+    });
     scope.spawn(accept(listener, tls, server));
     Ok(address)
 }

@@ -117,7 +117,7 @@ impl HostPorts {
         for table in &mut self.tables {
             let links = std::slice::from_ref(&self.bridge);
             table
-                .apply(&table::table(table.family(), links, &self.published), &[])
+                .apply(&table::table(table.family(), links, &self.published))
                 .map_err(NetworkError::rules("make the table of host ports"))?;
         }
         self.programmed = true;
@@ -184,7 +184,7 @@ impl HostPorts {
             if transaction.is_empty() {
                 continue;
             }
-            match table.apply(&transaction, &[]) {
+            match table.apply(&transaction) {
                 Ok(()) if !table.take_missed() => {}
                 Ok(()) => return self.rebuild(),
                 // A table that is not as expected was changed by somebody else.

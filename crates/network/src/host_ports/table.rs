@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ferrite_nft::{
-    Chain, ChainType, Cidr, Element, Expr, Field, Hook, IpFamily, Key, Rule, SetId, SetShape, Transaction,
-    Value, Verdict, in_range, load_destination, load_source, octets, to_this_node, was_destination_natted,
+    Bytes, Chain, ChainType, Cidr, Element, Expr, Field, Hook, IpFamily, Key, Rule, SetId, SetShape,
+    Transaction, Value, Verdict, in_range, load_destination, load_source, octets, to_this_node,
+    was_destination_natted,
 };
 
 use super::{HostPort, PortProtocol, Published};
@@ -58,8 +59,8 @@ pub(crate) fn elements(
                 Some(ip) => (HostPortSet::Addressed, Key::service(ip, protocol, port.host_port)),
                 None => (HostPortSet::Anywhere, Key::node_port(protocol, port.host_port)),
             };
-            let target = Key::new(&[&octets(address), &port.container_port.to_be_bytes()]);
-            out.entry((set, key)).or_insert((Value::Bytes(target.first), sandbox.clone()));
+            let target = Bytes::fields(&[&octets(address), &port.container_port.to_be_bytes()]);
+            out.entry((set, key)).or_insert((Value::Bytes(target), sandbox.clone()));
         }
         if any {
             let ip = octets(address);
@@ -258,11 +259,11 @@ mod tests {
         let four = elements(IpFamily::V4, &published);
         let seen: Vec<String> = four
             .iter()
-            .map(|((set, key), (value, owner))| format!("{set:?} {:?} {value:?} {owner}", key.first))
+            .map(|((set, key), (value, owner))| format!("{set:?} {:?} {value:?} {owner}", key.first()))
             .collect();
         for ((set, key), (value, _)) in &four {
             if let Value::Bytes(bytes) = value {
-                let read = host_port(IpFamily::V4, *set, &key.first, bytes).unwrap();
+                let read = host_port(IpFamily::V4, *set, key.first(), bytes).unwrap();
                 let known = published.values().flat_map(|pod| &pod.ports);
                 let same =
                     |port: &&HostPort| (port.host_port, port.protocol) == (read.host_port, read.protocol);
@@ -320,7 +321,7 @@ mod tests {
         let ports = |family| {
             let found = elements(family, &published);
             let read = found.iter().filter_map(|((set, key), (value, _))| match value {
-                Value::Bytes(bytes) => host_port(family, *set, &key.first, bytes),
+                Value::Bytes(bytes) => host_port(family, *set, key.first(), bytes),
                 _ => None,
             });
             let text = |port: HostPort| {

@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use self::socket::{Socket, attribute, attributes};
-use self::wire::Messages;
-use crate::{IpFamily, SetId, Transaction};
+use self::wire::{ElementChange, ElementList, Messages};
+use crate::{Element, IpFamily, SetId, Transaction};
 
 pub use monitor::{Change, Monitor};
 
@@ -74,6 +74,21 @@ pub struct ExpiringElement<S> {
     milliseconds: u64,
 }
 
+/// Takes elements one by one.
+pub type TakeElement<'a, S> = &'a mut dyn FnMut(Element<S>);
+
+/// The elements of a large table. They go from the owner's data into messages one by one: a list of them would be the
+/// table's largest copy.
+pub struct MoreElements<'a, S> {
+    /// The number of elements, or an estimate.
+    pub count: usize,
+    /// Calls its argument with every element. Neighbours should be of one set, because they share a message. None may
+    /// refer to a chain.
+    pub each: &'a dyn Fn(TakeElement<'_, S>),
+    /// Elements that rules had added to the table that was there before.
+    pub expiring: &'a [ExpiringElement<S>],
+}
+
 /// The table of one family.
 pub struct Table {
     socket: Socket,
@@ -89,6 +104,8 @@ pub struct Table {
     missed: bool,
 }
 
+/// Elements of one commit while a table is made that does not exist. The kernel has four megabytes of notices then.
+const STAGE_ELEMENTS: usize = 1024;
 /// Attempts of a transaction while others change the ruleset in between.
 const ATTEMPTS: usize = 16;
 /// The ruleset is at another generation than the transaction says.
@@ -129,26 +146,91 @@ impl Table {
     }
 
     /// Makes all changes of the transaction, or none.
-    ///
-    /// A table that is made again gets the expiring elements, too.
-    pub fn apply<S: SetId>(
+    pub fn apply<S: SetId>(&mut self, transaction: &Transaction<S>) -> Result<(), KernelError> {
+        self.apply_with(transaction, &MoreElements { count: 0, each: &|_| {}, expiring: &[] })
+    }
+
+    /// Makes all changes of the transaction, or none, and adds elements that the transaction does not list.
+    pub fn apply_with<S: SetId>(
         &mut self,
         transaction: &Transaction<S>,
-        expiring: &[ExpiringElement<S>],
+        more: &MoreElements<'_, S>,
     ) -> Result<(), KernelError> {
-        let expiring = if transaction.rebuild { expiring } else { &[] };
+        // A table without hooks does nothing, so it can be filled in parts. One that is there is replaced at once.
+        if transaction.rebuild
+            && more.count > STAGE_ELEMENTS
+            && self.find().map_err(self.failed("read"))?.is_none()
+        {
+            // A failure means that somebody interfered. The whole is then made at once, whatever is there.
+            if self.make_in_stages(transaction, more).is_ok() {
+                return Ok(());
+            }
+        }
         let purpose = self.purpose;
         self.commit(|messages| {
+            messages.reserve_elements(transaction.add.len() + more.count);
             messages.transaction(purpose, transaction);
-            for element in expiring {
-                messages.expiring_element(element.set, &element.key, &element.value, element.milliseconds);
-            }
+            let mut list = ElementList::new(messages, ElementChange::Add);
+            (more.each)(&mut |element| list.push(&element));
+            more.expiring.iter().for_each(|element| list.push_expiring(element));
+            list.finish();
         })
         .map_err(self.failed("change"))?;
         if transaction.rebuild {
             self.handle = self.find().map_err(self.failed("read"))?;
         }
         Ok(())
+    }
+
+    /// Makes a table that does not exist in several commits. The chains come last, so that the table takes effect at
+    /// once.
+    ///
+    /// Of every new element the kernel writes a notice, each in a page of its own, and keeps them until the commit is
+    /// over. Those of a large table would be hundreds of megabytes; a part of them is the same few megabytes again and
+    /// again.
+    fn make_in_stages<S: SetId>(
+        &mut self,
+        transaction: &Transaction<S>,
+        more: &MoreElements<'_, S>,
+    ) -> io::Result<()> {
+        let purpose = self.purpose;
+        self.commit(|messages| {
+            messages.begin();
+            messages.table_that_is_new(purpose);
+            messages.all_sets::<S>();
+        })?;
+        let mut stage: Vec<Element<S>> = Vec::with_capacity(STAGE_ELEMENTS);
+        let mut result = Ok(());
+        (more.each)(&mut |element| {
+            stage.push(element);
+            if stage.len() == STAGE_ELEMENTS {
+                result = std::mem::replace(&mut result, Ok(())).and_then(|()| self.add(&stage));
+                stage.clear();
+            }
+        });
+        result?;
+        self.add(&stage)?;
+        drop(stage);
+        self.commit(|messages| {
+            messages.begin();
+            messages.chains_and_elements(transaction);
+            let mut list = ElementList::new(messages, ElementChange::Add);
+            more.expiring.iter().for_each(|element| list.push_expiring(element));
+            list.finish();
+        })?;
+        self.handle = self.find()?;
+        Ok(())
+    }
+
+    fn add<S: SetId>(&mut self, elements: &[Element<S>]) -> io::Result<()> {
+        if elements.is_empty() {
+            return Ok(());
+        }
+        self.commit(|messages| {
+            messages.reserve_elements(elements.len());
+            messages.begin();
+            messages.elements(ElementChange::Add, elements);
+        })
     }
 
     /// Returns true if somebody else may have changed the table unnoticed by the monitor, and resets the

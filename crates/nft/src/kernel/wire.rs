@@ -1,8 +1,10 @@
 //! Netlink messages of nftables, as bytes.
 
-use crate::{
-    Chain, ChainType, Data, Element, Expr, Field, Hook, IpFamily, Rule, SetId, Transaction, Value, Verdict,
-};
+mod elements;
+
+use crate::{Chain, ChainType, Data, Expr, Field, Hook, IpFamily, Rule, SetId, Transaction, Verdict};
+
+pub use elements::{ElementChange, ElementList};
 
 pub const SUBSYSTEM: u16 = 10;
 pub const NEW_TABLE: u8 = 0;
@@ -24,11 +26,13 @@ pub const REQUEST: u16 = 1;
 pub const ACK: u16 = 4;
 pub const DUMP: u16 = 0x300;
 const CREATE: u16 = 0x400;
+/// Only if it does not exist.
+const EXCLUSIVE: u16 = 0x200;
+/// The attribute's data are attributes.
+const NESTED: u16 = 0x8000;
 /// Of a rule: behind the rules that are there.
 const APPEND: u16 = 0x800;
 
-/// An attribute with a list of elements must stay below 64 KiB; the kernel's length field has 16 bits.
-const ELEMENTS_BYTES: usize = 48 * 1024;
 /// The kernel refuses longer comments.
 const COMMENT_BYTES: usize = 127;
 /// Elements that rules may add to one set.
@@ -67,6 +71,12 @@ impl Messages {
     }
 
     fn raw(&mut self, kind: u16, flags: u16, family: u8, resource: u16, body: impl FnOnce(&mut Self)) {
+        self.start(kind, flags, family, resource);
+        body(self);
+        self.finish();
+    }
+
+    fn start(&mut self, kind: u16, flags: u16, family: u8, resource: u16) {
         let start = self.bytes.len();
         self.last_start = start;
         self.bytes.extend_from_slice(&0_u32.to_ne_bytes());
@@ -77,7 +87,11 @@ impl Messages {
         self.bytes.extend_from_slice(&[family, 0]);
         self.bytes.extend_from_slice(&resource.to_be_bytes());
         self.sequence = self.sequence.wrapping_add(1);
-        body(self);
+    }
+
+    /// Ends the message that was started last.
+    fn finish(&mut self) {
+        let start = self.last_start;
         let len = u32::try_from(self.bytes.len() - start).unwrap_or(u32::MAX);
         self.bytes[start..start + 4].copy_from_slice(&len.to_ne_bytes());
     }
@@ -142,12 +156,25 @@ impl Messages {
         self.close(&open);
     }
 
+    /// A comment as `nft` stores it: type, length, text with a zero.
+    fn comment(&mut self, kind: u16, text: &str) {
+        let mut end = text.len().min(COMMENT_BYTES);
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        let len = u8::try_from(end + 1).unwrap_or(u8::MAX);
+        let open = self.open(kind);
+        self.bytes.extend_from_slice(&[0, len]);
+        self.bytes.extend_from_slice(&text.as_bytes()[..end]);
+        self.bytes.push(0);
+        self.close(&open);
+    }
+
     fn number(&mut self, kind: u16, number: u32) {
         self.attribute(kind, &number.to_be_bytes());
     }
 
     fn nest(&mut self, kind: u16, body: impl FnOnce(&mut Self)) {
-        const NESTED: u16 = 0x8000;
         let open = self.open(kind | NESTED);
         body(self);
         self.close(&open);
@@ -160,9 +187,18 @@ impl Messages {
     }
 
     pub fn new_table(&mut self, purpose: &str) {
-        self.message(NEW_TABLE, CREATE, |m| {
+        self.table(CREATE, purpose);
+    }
+
+    /// The transaction fails if the table exists.
+    pub fn table_that_is_new(&mut self, purpose: &str) {
+        self.table(CREATE | EXCLUSIVE, purpose);
+    }
+
+    fn table(&mut self, flags: u16, purpose: &str) {
+        self.message(NEW_TABLE, flags, |m| {
             m.table_name();
-            m.attribute(6, &comment(purpose));
+            m.comment(6, purpose);
         });
     }
 
@@ -251,66 +287,6 @@ impl Messages {
             m.table_name();
             m.text(2, chain);
             m.nest(4, |m| rule.iter().for_each(|expr| m.expression(expr)));
-        });
-    }
-
-    /// Writes elements that are in one set, in as few messages as they fit.
-    pub fn elements<S: SetId>(&mut self, kind: ElementChange, mut elements: &[Element<S>]) {
-        let (message, flags) = match kind {
-            ElementChange::Add => (NEW_ELEMENT, CREATE),
-            ElementChange::Delete => (DEL_ELEMENT, 0),
-        };
-        while let Some(first) = elements.first() {
-            let name = first.set.shape().name;
-            let mut written = 0;
-            self.message(message, flags, |m| {
-                m.table_name();
-                m.text(2, name);
-                m.nest(3, |m| {
-                    let start = m.bytes.len();
-                    for element in elements.iter().take_while(|element| element.set == first.set) {
-                        m.nest(1, |m| m.element(kind, element));
-                        written += 1;
-                        if m.bytes.len() - start > ELEMENTS_BYTES {
-                            break;
-                        }
-                    }
-                });
-            });
-            elements = &elements[written..];
-        }
-    }
-
-    fn element<S>(&mut self, kind: ElementChange, element: &Element<S>) {
-        self.nest(1, |m| m.attribute(1, &element.key.first));
-        if let Some(last) = &element.key.last {
-            self.nest(10, |m| m.attribute(1, last));
-        }
-        if kind == ElementChange::Delete {
-            return;
-        }
-        match &element.value {
-            Value::Member => {}
-            Value::Bytes(bytes) => self.nest(2, |m| m.attribute(1, bytes)),
-            Value::Goto(chain) => self.nest(2, |m| m.verdict(&Verdict::Goto(chain.clone()))),
-        }
-        if let Some(text) = &element.comment {
-            self.attribute(6, &comment(text));
-        }
-    }
-
-    /// An element of a set whose elements expire, with the time it still has.
-    pub fn expiring_element<S: SetId>(&mut self, set: S, key: &[u8], data: &[u8], milliseconds: u64) {
-        self.message(NEW_ELEMENT, CREATE, |m| {
-            m.table_name();
-            m.text(2, set.shape().name);
-            m.nest(3, |m| {
-                m.nest(1, |m| {
-                    m.nest(1, |m| m.attribute(1, key));
-                    m.nest(2, |m| m.attribute(1, data));
-                    m.attribute(4, &milliseconds.to_be_bytes());
-                });
-            });
         });
     }
 
@@ -465,23 +441,26 @@ impl Messages {
             self.new_table(purpose);
             self.delete_table();
             self.new_table(purpose);
-            for (id, set) in (1..).zip(S::ALL.iter().copied()) {
-                self.new_set(set, id);
-            }
+            self.all_sets::<S>();
         }
         self.elements(ElementChange::Delete, &transaction.delete);
+        self.chains_and_elements(transaction);
+    }
+
+    pub fn all_sets<S: SetId>(&mut self) {
+        for (id, set) in (1..).zip(S::ALL.iter().copied()) {
+            self.new_set(set, id);
+        }
+    }
+
+    /// The parts of a transaction that add.
+    pub fn chains_and_elements<S: SetId>(&mut self, transaction: &Transaction<S>) {
         transaction.chains.iter().for_each(|chain| self.new_chain(chain));
         for chain in &transaction.chains {
             chain.rules.iter().for_each(|rule| self.new_rule(&chain.name, rule));
         }
         self.elements(ElementChange::Add, &transaction.add);
     }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ElementChange {
-    Add,
-    Delete,
 }
 
 fn register(number: u8) -> u32 {
@@ -506,14 +485,4 @@ fn type_id(fields: &[Field], family: IpFamily) -> u32 {
 
 fn length(fields: &[Field], family: IpFamily) -> u32 {
     fields.iter().map(|field| field.len(family).next_multiple_of(4)).sum()
-}
-
-/// A comment as `nft` stores it: type, length, text with a zero.
-fn comment(text: &str) -> Vec<u8> {
-    let mut end = text.len().min(COMMENT_BYTES);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    let len = u8::try_from(end + 1).unwrap_or(u8::MAX);
-    [&[0, len], &text.as_bytes()[..end], &[0]].concat()
 }

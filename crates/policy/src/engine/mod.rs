@@ -439,7 +439,7 @@ impl Engine {
         let prefix = known.id.to_ne_bytes();
         self.names.remove(key);
         for (name, pod) in &mut self.pods {
-            let of_name = |key: &Key| key.first.starts_with(&prefix);
+            let of_name = |key: &Key| key.first().starts_with(&prefix);
             let (gone, kept): (Vec<Key>, Vec<Key>) = pod.ports.drain(..).partition(of_name);
             pod.ports = kept;
             for key in gone {
@@ -463,7 +463,7 @@ impl Engine {
 }
 
 fn claim_class(elements: &mut Elements, name: &Name, pod: &PodState, direction: Direction, id: Id) {
-    let class = Value::Bytes(id.to_ne_bytes().to_vec());
+    let class = Value::Bytes(id.to_ne_bytes().into());
     // The pod whose link has the address goes before one whose object still says so.
     let first = !pod.attached.is_empty();
     for address in &pod.addresses {

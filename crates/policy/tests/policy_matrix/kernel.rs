@@ -123,10 +123,10 @@ impl Kernel {
 
     fn find(&self, set: PolicySet, key: &[u8]) -> Option<&Value> {
         let within = |known: &Key| {
-            let key = &key[..known.first.len()];
-            match &known.last {
-                None => known.first == key,
-                Some(last) => words(&known.first)
+            let key = &key[..known.first().len()];
+            match known.last() {
+                None => known.first() == key,
+                Some(last) => words(known.first())
                     .zip(words(last))
                     .zip(words(key))
                     .all(|((first, last), word)| first <= word && word <= last),

@@ -15,16 +15,16 @@ fn config() -> LayoutConfig {
     }
 }
 
-fn name(service: &str) -> ServicePortName {
-    ServicePortName {
+fn name(service: &str) -> Arc<ServicePortName> {
+    Arc::new(ServicePortName {
         namespace: "ns".into(),
         service: service.into(),
         port: String::new(),
         protocol: Protocol::Tcp,
-    }
+    })
 }
 
-fn endpoints(octets: &[u8]) -> Vec<EndpointAddress> {
+fn endpoints(octets: &[u8]) -> Arc<[EndpointAddress]> {
     octets.iter().map(|octet| EndpointAddress { ip: [10, 0, 0, *octet].into(), port: 80 }).collect()
 }
 
@@ -185,12 +185,15 @@ fn a_rebuilt_table_has_everything_that_transactions_made() {
         }
     }
     play(&mut programmed, &mut kernel);
-    let rebuilt: BTreeMap<_, _> = programmed
-        .rebuild()
-        .add
-        .into_iter()
-        .map(|element| ((element.set, element.key), element.value))
-        .collect();
+    let listed = programmed.rebuild().add;
+    let mut all = listed.clone();
+    programmed.each_element(&mut |element| all.push(element));
+    assert_eq!(all.len(), listed.len() + programmed.element_count());
+    let changes_of_set = all.windows(2).filter(|pair| pair[0].set != pair[1].set).count();
+    let sets: BTreeSet<SetName> = all.iter().map(|element| element.set).collect();
+    assert_eq!(changes_of_set + 1, sets.len(), "elements of one set are neighbours");
+    let rebuilt: BTreeMap<_, _> =
+        all.into_iter().map(|element| ((element.set, element.key), element.value)).collect();
     // Classes that nobody uses stay for a while, but a rebuilt table does not have them.
     let used = |kernel: BTreeMap<(SetName, Key), Value>| -> BTreeMap<(SetName, Key), Value> {
         kernel
@@ -199,6 +202,36 @@ fn a_rebuilt_table_has_everything_that_transactions_made() {
             .collect()
     };
     assert_eq!(used(kernel), rebuilt);
+}
+
+#[test]
+fn an_address_that_a_service_names_twice_is_one_element() {
+    let mut programmed = programmed();
+    let mut twice = port(1, &[1]);
+    twice.claims.push(twice.claims[0].clone());
+    programmed.update(&name("a"), Some(twice.clone()));
+    assert_eq!(count(&programmed.take_changes().add, SetName::ServiceIps), 1);
+    programmed.update(&name("a"), Some(port(1, &[1])));
+    programmed.update(&name("a"), Some(twice));
+    assert!(programmed.take_changes().is_empty());
+    programmed.update(&name("a"), None);
+    assert_eq!(count(&programmed.take_changes().delete, SetName::ServiceIps), 1);
+    assert_eq!(programmed.element_count(), 0);
+}
+
+#[test]
+fn endpoint_lists_are_shared_while_the_order_is_the_same() {
+    let mut programmed = programmed();
+    let mut update = |octets: &[u8]| {
+        let wanted = port(1, octets);
+        let list = Arc::clone(&wanted.cluster);
+        programmed.update(&name("a"), Some(wanted));
+        Arc::ptr_eq(&list, &programmed.ports[&name("a")].cluster)
+    };
+    assert!(update(&[1, 2, 3]), "new");
+    assert!(update(&[1, 2, 3]), "the same");
+    assert!(update(&[1, 2, 3, 4]), "one more at the end");
+    assert!(!update(&[2, 3, 4]), "the last one took a slot");
 }
 
 #[test]

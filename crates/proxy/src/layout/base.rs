@@ -35,22 +35,14 @@ pub fn base_chains(config: &LayoutConfig) -> Vec<BaseChain> {
         called(SERVICES, services(config)),
         called(MASQUERADING, masquerading(config)),
         called(FIREWALL, vec![firewall(config.family)]),
+        called(CLUSTER_IPS, cluster_ips(config)),
         called(NO_ENDPOINTS, no_endpoints(config.family)),
         called(NO_NODE_PORT_ENDPOINTS, no_node_port_endpoints(config)),
-        called(CLUSTER_IPS, cluster_ips(config)),
         hooked("filter-prerouting-pre-dnat", (Filter, Prerouting, BEFORE_DNAT), vec![jump_new(FIREWALL)]),
         hooked("filter-output-pre-dnat", (Filter, Output, BEFORE_DNAT), vec![jump_new(FIREWALL)]),
         hooked("filter-input", (Filter, Input, FILTER), vec![jump_new(NO_NODE_PORT_ENDPOINTS)]),
-        hooked(
-            "filter-prerouting",
-            (Filter, Prerouting, AFTER_DNAT),
-            vec![jump_new(NO_ENDPOINTS), jump_new(CLUSTER_IPS)],
-        ),
-        hooked(
-            "filter-output",
-            (Filter, Output, FILTER),
-            vec![jump_new(NO_ENDPOINTS), jump_new(CLUSTER_IPS)],
-        ),
+        hooked("filter-prerouting", (Filter, Prerouting, AFTER_DNAT), vec![jump_new(NO_ENDPOINTS)]),
+        hooked("filter-output", (Filter, Output, FILTER), vec![jump_new(NO_ENDPOINTS)]),
         hooked("nat-prerouting", (Nat, Prerouting, DESTINATION_NAT), vec![vec![jump(SERVICES)]]),
         hooked("nat-output", (Nat, Output, DESTINATION_NAT), vec![vec![jump(SERVICES)]]),
         hooked("nat-postrouting", (Nat, Postrouting, SOURCE_NAT), vec![vec![jump(MASQUERADING)]]),
@@ -153,8 +145,9 @@ fn services(config: &LayoutConfig) -> Vec<Rule> {
         rules.push(to_cluster_ip().into_iter().chain(set_mark(config.masquerade_mark)).collect());
     } else if let Some(guard) = not_from_pods(config) {
         // Somebody outside may route the Service range to any node, and the endpoint may be on another one.
+        // The guard goes first: it costs less than the lookup, and ends the rule for connections of pods.
         let mark = set_mark(config.masquerade_mark);
-        rules.push(to_cluster_ip().into_iter().chain(guard).chain(mark).collect());
+        rules.push(guard.into_iter().chain(to_cluster_ip()).chain(mark).collect());
     }
     let dispatch =
         |set| [Expr::Map { set, key: 0, to: class }, Expr::VerdictMap { set: SetName::Classes, key: class }];
@@ -221,6 +214,8 @@ fn no_endpoints(family: IpFamily) -> Vec<Rule> {
     vec![
         rule(SetName::DropServices, Expr::Verdict(Verdict::Drop)),
         rule(SetName::RejectServices, Expr::Reject),
+        // From here and not from the hooks: packets of known connections then meet one rule less.
+        vec![jump(CLUSTER_IPS)],
     ]
 }
 

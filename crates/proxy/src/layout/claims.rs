@@ -1,5 +1,7 @@
 //! The elements that one service port needs.
 
+use std::sync::Arc;
+
 use ferrite_nft::{Key, octets};
 
 use super::{Class, LayoutConfig, Pick, Policy, SetName, Via};
@@ -27,8 +29,8 @@ pub struct Claim {
 pub struct DesiredPort {
     pub claims: Vec<Claim>,
     /// Endpoints by policy, in any order.
-    pub cluster: Vec<EndpointAddress>,
-    pub local: Vec<EndpointAddress>,
+    pub cluster: Arc<[EndpointAddress]>,
+    pub local: Arc<[EndpointAddress]>,
     pub affinity: bool,
 }
 
@@ -46,10 +48,10 @@ impl DesiredPort {
 pub fn desired(port: &ServicePort, chosen: &ChosenEndpoints, config: &LayoutConfig) -> DesiredPort {
     let mut out = DesiredPort { affinity: port.affinity_timeout.is_some(), ..DesiredPort::default() };
     if port.uses_cluster_endpoints() {
-        out.cluster = chosen.cluster.clone();
+        out.cluster = Arc::clone(&chosen.cluster);
     }
     if port.uses_local_endpoints() {
-        out.local = chosen.local.clone();
+        out.local = Arc::clone(&chosen.local);
     }
     let pick = |via, policy| {
         let endpoints = if policy == Policy::Cluster { &out.cluster } else { &out.local };

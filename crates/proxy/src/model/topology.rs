@@ -1,6 +1,7 @@
 //! Which endpoints this node sends traffic to.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use super::{Endpoint, EndpointAddress, ServicePort};
 
@@ -16,9 +17,9 @@ pub struct NodeFacts {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ChosenEndpoints {
     /// For traffic with policy Cluster; empty if there is no such traffic.
-    pub cluster: Vec<EndpointAddress>,
+    pub cluster: Arc<[EndpointAddress]>,
     /// For traffic with policy Local; empty if there is no such traffic.
-    pub local: Vec<EndpointAddress>,
+    pub local: Arc<[EndpointAddress]>,
     /// The chosen ones that are on this node: a pod may meet itself behind the Service.
     pub on_this_node: BTreeSet<EndpointAddress>,
     /// True if any node has a usable endpoint, even if this node reaches none.
@@ -66,10 +67,12 @@ pub fn choose(port: &ServicePort, endpoints: &[Endpoint], node: &NodeFacts) -> C
     if port.uses_cluster_endpoints() {
         let mode = TopologyMode::from_hints(endpoints, node);
         let ready = endpoints.iter().filter(|e| e.ready && mode.allows(e, node));
-        chosen.take_cluster(ready);
-        if chosen.cluster.is_empty() {
-            chosen.take_cluster(endpoints.iter().filter(draining));
+        let mut usable: Vec<&Endpoint> = ready.collect();
+        if usable.is_empty() {
+            usable = endpoints.iter().filter(draining).collect();
         }
+        chosen.cluster = usable.iter().map(|endpoint| endpoint.address).collect();
+        chosen.on_this_node.extend(usable.iter().filter(|endpoint| endpoint.local).map(|e| e.address));
         chosen.any = !chosen.cluster.is_empty();
     }
     if port.uses_local_endpoints() {
@@ -78,21 +81,10 @@ pub fn choose(port: &ServicePort, endpoints: &[Endpoint], node: &NodeFacts) -> C
         if chosen.local.is_empty() {
             chosen.local = local().filter(draining).map(|endpoint| endpoint.address).collect();
         }
-        chosen.on_this_node.extend(&chosen.local);
+        chosen.on_this_node.extend(chosen.local.iter());
         chosen.any |= endpoints.iter().any(|endpoint| endpoint.ready || draining(&endpoint));
     }
     chosen
-}
-
-impl ChosenEndpoints {
-    fn take_cluster<'a>(&mut self, endpoints: impl Iterator<Item = &'a Endpoint>) {
-        for endpoint in endpoints {
-            self.cluster.push(endpoint.address);
-            if endpoint.local {
-                self.on_this_node.insert(endpoint.address);
-            }
-        }
-    }
 }
 
 #[cfg(test)]

@@ -262,6 +262,11 @@ impl World {
         self.pods[pod].1
     }
 
+    /// Runs `work` in a pod's network namespace.
+    pub fn in_pod<T: Send>(&self, pod: usize, work: impl FnOnce() -> T + Send) -> T {
+        self.pods[pod].0.run(work)
+    }
+
     pub fn service(&mut self, name: &str, spec: Value) {
         self.service_with_status(name, spec, json!({}));
     }

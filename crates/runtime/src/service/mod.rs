@@ -232,6 +232,17 @@ impl Inner {
         Ok(own.then(|| sandbox.run_dir.join(crate::supervisor::sandbox::NETNS)))
     }
 
+    /// The namespace of the pod that a stream is about.
+    pub(crate) fn namespace(&self, action: &Action) -> Result<String> {
+        let sandbox = match action {
+            Action::Exec(request) => self.index.container(&request.container_id)?.sandbox.clone(),
+            Action::Attach(request) => self.index.container(&request.container_id)?.sandbox.clone(),
+            Action::Forward { sandbox, .. } => sandbox.clone(),
+        };
+        let sandbox = self.index.sandbox(&sandbox)?;
+        Ok(sandbox.config.metadata.as_ref().map(|m| m.namespace.clone()).unwrap_or_default())
+    }
+
     /// Warnings about the machine, not about a pod: each is said once.
     fn warn_once(&self, warning: &str) {
         let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);

@@ -3,6 +3,7 @@
 //! The kubelet asks for a URL and tunnels its client's bytes there. The server listens on loopback only;
 //! a URL is random, good for one connection and for one minute.
 
+mod budget;
 mod dictionary;
 mod forward;
 mod session;
@@ -38,8 +39,10 @@ const MAX_STRANGERS: usize = 256;
 const HEADER_LIMIT: Duration = Duration::from_secs(10);
 /// Streams in use at the same time.
 const MAX_SESSIONS: usize = 512;
-/// Of these, streams of one container or of one sandbox's ports: a user of one pod cannot take them all.
+/// Of these, streams of one container or of one sandbox's ports, and those of all pods of one namespace: nobody can take
+/// them all.
 const MAX_SHARE: usize = 64;
+const MAX_NAMESPACE_SHARE: usize = 128;
 
 /// The action behind a URL.
 #[derive(Debug, Clone)]
@@ -58,7 +61,7 @@ pub(crate) struct Tickets {
     address: SocketAddr,
     waiting: Mutex<HashMap<String, (Instant, Action)>>,
     sessions: Arc<Semaphore>,
-    /// Places of each container or sandbox that has streams.
+    /// Places of each container, sandbox and namespace that has streams.
     shares: Mutex<HashMap<String, Weak<Semaphore>>>,
 }
 
@@ -85,13 +88,23 @@ impl Tickets {
 
     /// The places for streams of one container or sandbox. They are forgotten with the last stream.
     fn share(&self, of: &str) -> Arc<Semaphore> {
+        self.places(of.to_owned(), MAX_SHARE)
+    }
+
+    /// The places for streams of all pods of one namespace.
+    fn namespace_share(&self, namespace: &str) -> Arc<Semaphore> {
+        // No ID has a colon.
+        self.places(format!("namespace:{namespace}"), MAX_NAMESPACE_SHARE)
+    }
+
+    fn places(&self, of: String, count: usize) -> Arc<Semaphore> {
         let mut shares = self.shares.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(share) = shares.get(of).and_then(Weak::upgrade) {
+        if let Some(share) = shares.get(&of).and_then(Weak::upgrade) {
             return share;
         }
         shares.retain(|_, share| share.strong_count() > 0);
-        let share = Arc::new(Semaphore::new(MAX_SHARE));
-        shares.insert(of.to_owned(), Arc::downgrade(&share));
+        let share = Arc::new(Semaphore::new(count));
+        shares.insert(of, Arc::downgrade(&share));
         share
     }
 
@@ -218,10 +231,13 @@ fn answer(inner: Weak<Inner>, mut request: Request<Incoming>) -> Response<Full<B
     let Some(action) = strong.tickets().redeem(request.uri().path()) else {
         return refuse(StatusCode::NOT_FOUND, "the URL is unknown, was used before or is too old");
     };
-    let Ok(own) = strong.tickets().share(action.of()).try_acquire_owned() else {
+    let namespace = strong.namespace(&action).unwrap_or_default();
+    let tickets = strong.tickets();
+    let own = tickets.share(action.of()).try_acquire_owned();
+    let (Ok(own), Ok(of_namespace)) = (own, tickets.namespace_share(&namespace).try_acquire_owned()) else {
         return refuse(
             StatusCode::SERVICE_UNAVAILABLE,
-            "too many streams of this pod are in use; close some or try again later",
+            "too many streams of this pod or its namespace are in use; close some or try again later",
         );
     };
     let forward = matches!(action, Action::Forward { .. });
@@ -277,7 +293,7 @@ fn answer(inner: Weak<Inner>, mut request: Request<Incoming>) -> Response<Full<B
     let closing = strong.closing().clone();
     let worker = strong.clone();
     strong.tasks().spawn(async move {
-        let _places = (session, own);
+        let _places = (session, own, of_namespace);
         let Ok(upgraded) = upgraded.await else { return };
         let io = TokioIo::new(upgraded);
         let work = async {
@@ -332,6 +348,10 @@ mod tests {
         held.clear();
         assert!(place("third").is_some());
         assert!(tickets.shares.lock().unwrap().len() <= 1, "shares without streams are forgotten");
+        let place = |namespace: &str| tickets.namespace_share(namespace).try_acquire_owned().ok();
+        let _held: Vec<_> = (0..MAX_NAMESPACE_SHARE).map(|_| place("a").unwrap()).collect();
+        assert!(place("a").is_none(), "more pods have no more streams");
+        assert!(place("b").is_some());
     }
 
     #[test]

@@ -11,6 +11,7 @@ use tokio::net::unix::pipe;
 use tokio::sync::mpsc;
 
 use super::Action;
+use super::budget::Piece;
 use super::status::Outcome;
 use crate::service::Inner;
 use crate::service::state::Status;
@@ -30,7 +31,7 @@ pub struct Size {
 
 /// The container's side of a client's channels. A closed stdin channel is the end of input.
 pub struct Channels {
-    pub stdin: mpsc::Receiver<Bytes>,
+    pub stdin: mpsc::Receiver<Piece>,
     pub resize: mpsc::Receiver<Size>,
     pub stdout: mpsc::Sender<Bytes>,
     pub stderr: mpsc::Sender<Bytes>,
@@ -38,7 +39,7 @@ pub struct Channels {
 
 /// The transport's side.
 pub struct Ends {
-    pub stdin: Option<mpsc::Sender<Bytes>>,
+    pub stdin: Option<mpsc::Sender<Piece>>,
     pub resize: Option<mpsc::Sender<Size>>,
     pub stdout: mpsc::Receiver<Bytes>,
     pub stderr: mpsc::Receiver<Bytes>,
@@ -167,7 +168,7 @@ async fn drain(mut from: impl tokio::io::AsyncRead + Unpin, into: mpsc::Sender<B
     }
 }
 
-async fn pump(mut from: mpsc::Receiver<Bytes>, mut into: impl tokio::io::AsyncWrite + Unpin) {
+async fn pump(mut from: mpsc::Receiver<Piece>, mut into: impl tokio::io::AsyncWrite + Unpin) {
     while let Some(bytes) = from.recv().await {
         if into.write_all(&bytes).await.is_err() {
             return;

@@ -12,6 +12,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+use super::budget::{Budget, Piece};
 use super::session::{self, DEPTH, Size};
 use super::spdy_codec::{self as codec, Frame, HEADER_LENGTH, Headers};
 use super::{Action, forward};
@@ -26,12 +27,16 @@ const MAX_STREAMS: usize = 512;
 /// Longest wait for a client to open the streams that it announced.
 const OPENING: Duration = Duration::from_secs(30);
 
+/// The headers of a stream that anybody reads, and their longest values. Streams keep no others.
+const HEADERS: &[&str] = &["streamtype", "requestid", "port"];
+const MAX_VALUE: usize = 256;
+
 /// A stream the client opened.
 pub struct Stream {
     pub id: u32,
     pub headers: Headers,
     /// Data from the client; ends with its half of the stream.
-    pub incoming: mpsc::Receiver<Bytes>,
+    pub incoming: mpsc::Receiver<Piece>,
     pub outgoing: Outgoing,
 }
 
@@ -93,7 +98,8 @@ async fn read_frames(
     frames: mpsc::Sender<Frame>,
 ) {
     let mut reader = codec::Reader::default();
-    let mut open: HashMap<u32, mpsc::Sender<Bytes>> = HashMap::new();
+    let mut open: HashMap<u32, mpsc::Sender<Piece>> = HashMap::new();
+    let budget = Budget::default();
     loop {
         let mut start = [0; HEADER_LENGTH];
         if io.read_exact(&mut start).await.is_err() {
@@ -106,7 +112,8 @@ async fn read_frames(
         }
         let Ok(frame) = reader.frame(head, Bytes::from(body)) else { return };
         match frame {
-            Frame::Syn { id, headers, fin } => {
+            Frame::Syn { id, mut headers, fin } => {
+                headers.retain(|name, value| HEADERS.contains(&name.as_str()) && value.len() <= MAX_VALUE);
                 if open.len() >= MAX_STREAMS || open.contains_key(&id) {
                     const REFUSED: u32 = 3;
                     if frames.send(Frame::Reset { id, status: REFUSED }).await.is_err() {
@@ -131,7 +138,7 @@ async fn read_frames(
                     && !bytes.is_empty()
                 {
                     // A stream that nobody reads any more discards further data.
-                    let _ = stream.send(bytes).await;
+                    let _ = stream.send(budget.take(bytes).await).await;
                 }
                 if fin {
                     open.remove(&id);
@@ -286,4 +293,58 @@ where
     let (accepting, accepted) = mpsc::channel(DEPTH);
     let connection = run(io, accepting, CancellationToken::new());
     tokio::join!(connection, forward::serve(inner, sandbox, accepted));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A client opens streams until it is refused, and sends on each; nobody reads. Returns the bytes that were taken.
+    async fn flood(headers: &Headers, streams: u32, piece: usize) -> usize {
+        let (mut client, server) = tokio::io::duplex(1024);
+        let (accepting, mut accepted) = mpsc::channel(DEPTH);
+        let (frames, mut replies) = mpsc::channel(DEPTH);
+        let mut kept = Vec::new();
+        let keeping = async {
+            while let Some(stream) = accepted.recv().await {
+                kept.push(stream)
+            }
+        };
+        let replying = async { while replies.recv().await.is_some() {} };
+        let mut taken = 0;
+        let sending = async {
+            let mut writer = codec::Writer::new().unwrap();
+            for round in 0..4 {
+                for id in (0..streams).map(|n| 2 * n + 1) {
+                    let mut all = Vec::new();
+                    if round == 0 {
+                        let syn = Frame::Syn { id, headers: headers.clone(), fin: false };
+                        all.extend(writer.frame(&syn).unwrap());
+                    }
+                    let bytes = Bytes::from(vec![b'x'; piece]);
+                    all.extend(writer.frame(&Frame::Data { id, bytes, fin: false }).unwrap());
+                    client.write_all(&all).await.unwrap();
+                    taken += piece;
+                }
+            }
+        };
+        let all = async { tokio::join!(sending, read_frames(server, accepting, frames), keeping, replying) };
+        // The clock stands still until nothing else moves.
+        let _ = tokio::time::timeout(Duration::from_secs(1), all).await;
+        for stream in &kept {
+            assert!(stream.headers.len() <= HEADERS.len());
+            assert!(stream.headers.values().all(|value| value.len() <= MAX_VALUE));
+        }
+        taken
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn streams_that_nobody_reads_hold_little_memory() {
+        let headers = Headers::from([("streamtype".into(), "data".into()), ("requestid".into(), "1".into())]);
+        let taken = flood(&headers, 500, 1 << 18).await;
+        assert!((1 << 20..3 << 20).contains(&taken), "{taken}");
+        let long =
+            Headers::from([("requestid".into(), "x".repeat(30_000)), ("x".into(), "y".repeat(30_000))]);
+        assert_eq!(flood(&long, 500, 16).await, 500 * 4 * 16);
+    }
 }

@@ -14,6 +14,7 @@ use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Role, WebSocketConfig};
 
+use super::budget::{Budget, Piece};
 use super::session::{self, Size};
 use super::{Action, forward as ports, spdy};
 use crate::service::Inner;
@@ -114,7 +115,7 @@ where
     if sink.send(coding.frame(first, &[])).await.is_err() {
         return;
     }
-    let closes = protocol == V5;
+    let (closes, budget) = (protocol == V5, Budget::default());
     let (channels, ends) = session::channels();
     let session::Ends { mut stdin, mut resize, mut stdout, mut stderr } = ends;
     let incoming = async {
@@ -130,7 +131,7 @@ where
                 STDIN if !rest.is_empty() => {
                     if let Some(stdin) = &stdin {
                         // A command that reads no more must not stop resizes and the close.
-                        let _ = stdin.send(rest).await;
+                        let _ = stdin.send(budget.take(rest).await).await;
                     }
                 }
                 RESIZE => {
@@ -235,6 +236,7 @@ where
     let coding = Coding::of(protocol);
     let (mut sink, mut source) = accept(io).await.split();
     let (outgoing, mut queue) = mpsc::channel(DEPTH);
+    let budget = Budget::default();
     let mut inputs = Vec::with_capacity(ports.len());
     let mut running = FuturesUnordered::new();
     for (channel, port) in (0..=u8::MAX).step_by(2).zip(ports) {
@@ -266,7 +268,7 @@ where
             };
             if let Some(input) = inputs.get(usize::from(channel / 2)) {
                 // A connection that has ended discards further data.
-                let _ = input.send(bytes).await;
+                let _ = input.send(budget.take(bytes).await).await;
             }
         }
     };
@@ -281,7 +283,7 @@ async fn forward_port(
     sandbox: &str,
     port: u16,
     (coding, channel): (Coding, u8),
-    mut incoming: mpsc::Receiver<Bytes>,
+    mut incoming: mpsc::Receiver<Piece>,
     outgoing: mpsc::Sender<Message>,
 ) {
     // As upstream: each channel begins by naming its port.

@@ -54,6 +54,32 @@ fn run(nodes: Vec<Arc<NodeInfo>>, pod: &PodInfo) -> Result<Placement, FitError> 
 }
 
 #[test]
+fn evaluations_of_plugins_are_counted() {
+    let profile = Profile { scheduler_name: "counted".into(), ..Profile::default() };
+    let framework = Framework::new(&profile, &Registry::default(), &Handle::default()).unwrap();
+    let count = |plugin: &str, point: &str| measures::evaluations(plugin, point, "counted").get();
+    let snapshot = Snapshot::new(vec![
+        node("a", &[]),
+        node("b", &[]),
+        node("c", &[("/spec/unschedulable", true.into())]),
+    ]);
+    let mut search = Search::default();
+    let schedule = |search: &mut Search| {
+        let pod = pod("p", "1", json!({}));
+        schedule(&framework, &snapshot, &[], &pod, search, |_| 0).now_or_never().unwrap().unwrap();
+    };
+    schedule(&mut search);
+    assert_eq!(count("NodeDeclaredFeatures", "PreFilter"), 1);
+    // The first filter sees three nodes; one of them gets no further.
+    assert_eq!((count("NodeUnschedulable", "Filter"), count("NodeResourcesFit", "Filter")), (3, 2));
+    assert_eq!(count("NodeResourcesFit", "Score"), 2);
+    assert_eq!(count("InterPodAffinity", "PreScore"), 1);
+    assert_eq!(count("NodePorts", "Filter"), 0, "the pod has no ports");
+    schedule(&mut search);
+    assert_eq!((count("NodeUnschedulable", "Filter"), count("NodeResourcesFit", "Score")), (6, 4));
+}
+
+#[test]
 fn rejections_are_told_as_upstream_tells_them() {
     let taint = json!([{"key": "k", "effect": "NoSchedule"}]);
     let hosts_port = json!({"containers": [{"name": "c", "ports": [{"containerPort": 80, "hostPort": 80}]}]});

@@ -115,12 +115,21 @@ impl Diagnosis {
         explicit.or(self.others.as_ref()).map(|by| &by.rejection)
     }
 
-    /// Records the verdict on a node that has none yet. Returns it as it is shared with other nodes.
-    pub fn reject(&mut self, position: usize, by: RejectedBy) -> Arc<RejectedBy> {
-        let known = self.recent().find(|(_, known)| ***known == by).map(|(place, _)| place);
-        let place = known.unwrap_or_else(|| self.add(Arc::new(by)));
+    /// Records the verdict on a node that has none yet.
+    pub fn reject(&mut self, position: usize, by: RejectedBy) {
+        let place = self.place_of(by);
         self.nodes.push((position, place));
+    }
+
+    /// The verdict as it is shared with other nodes.
+    pub(crate) fn shared(&mut self, by: RejectedBy) -> Arc<RejectedBy> {
+        let place = self.place_of(by);
         self.verdicts[place].clone()
+    }
+
+    fn place_of(&mut self, by: RejectedBy) -> usize {
+        let known = self.recent().find(|(_, known)| ***known == by).map(|(place, _)| place);
+        known.unwrap_or_else(|| self.add(Arc::new(by)))
     }
 
     /// Records a verdict that another search came to.

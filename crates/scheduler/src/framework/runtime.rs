@@ -2,11 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ferrite_component::metrics::Counter;
 
 use super::{
     ClusterEvent, CycleState, Filter, Handle, Plugin, PluginArgs, PluginArgsError, PreFilter, PreFiltered,
     Registry, RejectedBy, Rejection,
 };
+use crate::measures;
 use crate::profile::{ExtensionPoint, Profile};
 use crate::snapshot::{NodeInfo, PodInfo, Snapshot};
 
@@ -18,7 +22,13 @@ pub struct Framework {
     plugins: Vec<Arc<dyn Plugin>>,
     points: BTreeMap<ExtensionPoint, Vec<Arc<dyn Plugin>>>,
     scores: Vec<(Arc<dyn Plugin>, i64)>,
+    /// The evaluations of each plugin at the extension points that count them, in the order of the plugins there.
+    evaluations: BTreeMap<ExtensionPoint, Vec<Arc<Counter>>>,
 }
+
+/// The extension points whose evaluations are counted.
+const COUNTED: [ExtensionPoint; 4] =
+    [ExtensionPoint::PreFilter, ExtensionPoint::Filter, ExtensionPoint::PreScore, ExtensionPoint::Score];
 
 impl std::fmt::Debug for Framework {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -119,7 +129,15 @@ impl Framework {
         if count(ExtensionPoint::Bind) == 0 {
             return Err(FrameworkError::NoBinder { profile: name() });
         }
+        let counters = |point: ExtensionPoint| {
+            let plugins: &[Arc<dyn Plugin>] = points.get(&point).map(Vec::as_slice).unwrap_or_default();
+            let counter = |plugin: &Arc<dyn Plugin>| {
+                measures::evaluations(plugin.name(), point.name(), &profile.scheduler_name)
+            };
+            (point, plugins.iter().map(counter).collect())
+        };
         Ok(Self {
+            evaluations: COUNTED.map(counters).into_iter().collect(),
             scheduler_name: profile.scheduler_name.clone(),
             percentage_of_nodes_to_score: profile.percentage_of_nodes_to_score,
             plugins: made.into_values().collect(),
@@ -131,6 +149,14 @@ impl Framework {
     /// The plugins of an extension point, in their order.
     pub fn at(&self, point: ExtensionPoint) -> &[Arc<dyn Plugin>] {
         self.points.get(&point).map(Vec::as_slice).unwrap_or_default()
+    }
+
+    /// The plugins of an extension point that counts evaluations, each with its count.
+    pub(crate) fn counted(
+        &self,
+        point: ExtensionPoint,
+    ) -> impl Iterator<Item = (&Arc<dyn Plugin>, &Arc<Counter>)> {
+        self.at(point).iter().zip(self.evaluations.get(&point).into_iter().flatten())
     }
 
     /// The plugins that score, with their weights.
@@ -177,8 +203,9 @@ impl Framework {
         let mut filters = PodFilters::default();
         let mut restricting = BTreeSet::new();
         let mut failure = None;
-        for plugin in self.at(ExtensionPoint::PreFilter) {
+        for (plugin, evaluations) in self.counted(ExtensionPoint::PreFilter) {
             let Some(point) = plugin.pre_filter() else { continue };
+            evaluations.increment();
             match point.pre_filter(state, pod, snapshot) {
                 Ok(PreFiltered::Skip) => {
                     skipped.insert(plugin.name());
@@ -218,12 +245,13 @@ impl Framework {
             filters.pre_filters.push(point);
         }
         filters.restricting = restricting.into_iter().collect();
-        filters.filters = self
-            .at(ExtensionPoint::Filter)
-            .iter()
-            .filter(|plugin| !skipped.contains(plugin.name()))
-            .filter_map(|plugin| Some((plugin.name(), plugin.filter()?)))
-            .collect();
+        for (plugin, evaluations) in self.counted(ExtensionPoint::Filter) {
+            if let Some(point) = plugin.filter().filter(|_| !skipped.contains(plugin.name())) {
+                filters.filters.push((plugin.name(), point));
+                filters.runs.counters.push(Arc::clone(evaluations));
+            }
+        }
+        filters.runs.by_length = (0..=filters.filters.len()).map(|_| AtomicU64::new(0)).collect();
         (filters, failure)
     }
 }
@@ -240,11 +268,46 @@ pub struct PreFilterFailure {
 #[derive(Default)]
 pub struct PodFilters<'f> {
     filters: Vec<(&'static str, &'f dyn Filter)>,
+    runs: Runs,
     pre_filters: Vec<&'f dyn PreFilter>,
     /// The nodes that PreFilter plugins left; `None` is all of them.
     pub nodes: Option<BTreeSet<String>>,
     /// The plugins that restricted the nodes.
     pub restricting: Vec<&'static str>,
+}
+
+/// The places of a pod's filters, in their order.
+#[derive(Debug)]
+pub(crate) struct Locality {
+    /// Filters whose verdict depends on nothing but the shape of the pod and the node.
+    pub(crate) local: Vec<usize>,
+    pub(crate) others: Vec<usize>,
+}
+
+/// Runs over the filters of a pod. They are added to the counters at the end: one count for each node, not for each filter.
+#[derive(Default)]
+struct Runs {
+    counters: Vec<Arc<Counter>>,
+    /// By the number of filters that ran: all, or those up to the first that rejected the node.
+    by_length: Vec<AtomicU64>,
+}
+
+impl Runs {
+    fn count(&self, length: usize) {
+        if let Some(runs) = self.by_length.get(length) {
+            runs.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for Runs {
+    fn drop(&mut self) {
+        let mut longer = 0;
+        for (counter, runs) in self.counters.iter().zip(self.by_length.iter().skip(1)).rev() {
+            longer += runs.load(Ordering::Relaxed);
+            counter.add(longer);
+        }
+    }
 }
 
 impl std::fmt::Debug for PodFilters<'_> {
@@ -273,14 +336,50 @@ impl PodFilters<'_> {
 
     /// Runs the filters on the node as it is; the first rejection decides.
     pub fn filter(&self, state: &CycleState, pod: &PodInfo, node: &NodeInfo) -> Result<(), RejectedBy> {
-        self.filters.iter().try_for_each(|(plugin, filter)| {
-            filter.filter(state, pod, node).map_err(|rejection| RejectedBy { plugin, rejection })
-        })
+        for (index, (plugin, filter)) in self.filters.iter().enumerate() {
+            if let Err(rejection) = filter.filter(state, pod, node) {
+                self.runs.count(index + 1);
+                return Err(RejectedBy { plugin, rejection });
+            }
+        }
+        self.runs.count(self.filters.len());
+        Ok(())
     }
 
     /// True if the filters' verdict on a node depends on nothing but the shape of the pod and that node.
     pub fn are_local(&self, pod: &PodInfo) -> bool {
         self.filters.iter().all(|(_, filter)| filter.is_local(pod))
+    }
+
+    /// The filters, split by what their verdicts depend on.
+    pub(crate) fn locality(&self, pod: &PodInfo) -> Locality {
+        let places = 0..self.filters.len();
+        let (local, others) = places.partition(|place| self.filters[*place].1.is_local(pod));
+        Locality { local, others }
+    }
+
+    /// Runs the filters at these places on the node as it is; the first rejection decides. Filters that come after the
+    /// plugin `before` are left out.
+    pub(crate) fn filter_some(
+        &self,
+        places: &[usize],
+        before: Option<&'static str>,
+        state: &CycleState,
+        pod: &PodInfo,
+        node: &NodeInfo,
+    ) -> Result<(), RejectedBy> {
+        if places.is_empty() {
+            return Ok(());
+        }
+        let end = before.and_then(|before| self.filters.iter().position(|(plugin, _)| *plugin == before));
+        for place in places.iter().copied().filter(|place| end.is_none_or(|end| *place < end)) {
+            let (plugin, filter) = self.filters[place];
+            if let Some(counter) = self.runs.counters.get(place) {
+                counter.increment();
+            }
+            filter.filter(state, pod, node).map_err(|rejection| RejectedBy { plugin, rejection })?;
+        }
+        Ok(())
     }
 
     /// Every filter's verdict on the node, not only the first.
@@ -302,12 +401,11 @@ impl PodFilters<'_> {
         pod: &PodInfo,
         node: &NodeInfo,
     ) -> Result<(), RejectedBy> {
-        let nominated = node.nominated();
-        let counts = |other: &&Arc<PodInfo>| other.key != pod.key && other.priority >= pod.priority;
-        if nominated.iter().any(|other| counts(&other)) {
+        if node.keeps_room_from(pod) {
+            let nominated = node.nominated_before(pod).cloned().collect::<Vec<_>>();
             let mut state = state.clone();
             let mut node = node.clone();
-            for other in nominated.iter().filter(counts) {
+            for other in &nominated {
                 self.add_pod(&mut state, pod, other, &mut node);
             }
             self.filter(&state, pod, &node)?;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ferrite_json::{Value, json};
+use ferrite_json::json;
 use futures_util::FutureExt;
 use k8s_openapi::api::core::v1::Node;
 use proptest::prelude::*;
@@ -14,7 +14,7 @@ use crate::profile::Profile;
 use crate::snapshot::{PodInfo, Shapes, Snapshot};
 
 const NODES: usize = 4;
-const SHAPES: usize = 4;
+const SHAPES: usize = 7;
 
 #[derive(Debug, Clone)]
 enum Step {
@@ -47,13 +47,31 @@ fn pod(shapes: &mut Shapes, name: &str, shape: usize) -> Arc<PodInfo> {
         json!({"priority": 5, "containers": [{"name": "c", "ports": [{"containerPort": 1, "hostPort": 80}]}]}),
         json!({"priority": 9, "nodeSelector": {"disk": "fast"},
             "containers": [{"name": "c", "resources": {"requests": {"cpu": "2"}}}]}),
+        // The rest depends on other nodes, too.
+        json!({"priority": 3, "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone",
+                "whenUnsatisfiable": "DoNotSchedule", "labelSelector": {"matchLabels": {"app": "a"}}}],
+            "containers": [{"name": "c", "resources": {"requests": {"cpu": "1"}}}]}),
+        json!({"priority": 9, "topologySpreadConstraints": [
+                {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule",
+                    "labelSelector": {"matchLabels": {"app": "a"}}, "nodeTaintsPolicy": "Honor"},
+                {"maxSkew": 2, "topologyKey": "host", "whenUnsatisfiable": "DoNotSchedule",
+                    "labelSelector": {"matchLabels": {"app": "a"}}}],
+            "containers": [{"name": "c", "resources": {"requests": {"cpu": "2"}}}]}),
+        json!({"priority": 5, "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [
+                {"topologyKey": "host", "labelSelector": {"matchLabels": {"app": "a"}}}]}},
+            "containers": [{"name": "c", "resources": {"requests": {"cpu": "1"}}}]}),
     ];
-    let pod = json!({"metadata": {"name": name, "namespace": "ns", "uid": name}, "spec": spec[shape]});
+    let labels = if shape < 4 { json!({}) } else { json!({"app": "a"}) };
+    let metadata = json!({"name": name, "namespace": "ns", "uid": name, "labels": labels});
+    let pod = json!({"metadata": metadata, "spec": spec[shape]});
     Arc::new(shapes.pod(&ferrite_json::from_value(pod).unwrap()))
 }
 
 fn node(index: usize, is_cordoned: bool, is_fast: bool) -> Arc<Node> {
-    let labels: Value = if is_fast { json!({"disk": "fast"}) } else { json!({}) };
+    let mut labels = json!({"zone": format!("z{}", index % 2), "host": format!("n{index}")});
+    if is_fast {
+        labels["disk"] = "fast".into();
+    }
     let node = json!({"metadata": {"name": format!("n{index}"), "labels": labels},
         "spec": {"unschedulable": is_cordoned},
         "status": {"allocatable": {"cpu": "4", "memory": "8Gi", "pods": "6"}}});

@@ -1,7 +1,7 @@
 //! Spreads matching pods over zones, hosts or any other labelled domain.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use ferrite_api::field::{FieldError, Path};
 use ferrite_api::meta_validation;
@@ -16,6 +16,7 @@ use crate::framework::{
     ClusterEvent, CycleState, Filter, Handle, Interest, MAX_SCORE, Made, Plugin, PluginArgs, PreFilter,
     PreFiltered, PreScore, Rejection, Score,
 };
+use crate::memory::Memory;
 use crate::snapshot::{HOSTNAME, NodeInfo, PodInfo, Snapshot, ZONE};
 
 const HARD: &str = "DoNotSchedule";
@@ -86,7 +87,15 @@ struct PodTopologySpread {
     defaults: Vec<TopologySpreadConstraint>,
     /// The defaults are the system's: nodes outside some of the topologies count, too.
     is_system_defaulted: bool,
+    /// The counts of pods on nodes that have not changed since.
+    counts: Mutex<Memory<Counts>>,
 }
+
+/// Constraints of a pod whose counts are remembered. Pods have one or two.
+const REMEMBERED: usize = 4;
+
+/// The matching pods on one node, for each constraint of a pod; none where the node does not count.
+type Counts = [Option<u32>; REMEMBERED];
 
 pub(super) fn new(args: &PluginArgs, _: &Handle) -> Made {
     let args = args.decode_valid(Args::validate)?;
@@ -102,7 +111,7 @@ pub(super) fn new(args: &PluginArgs, _: &Handle) -> Made {
     } else {
         args.default_constraints
     };
-    Ok(Arc::new(PodTopologySpread { defaults, is_system_defaulted }))
+    Ok(Arc::new(PodTopologySpread { defaults, is_system_defaulted, counts: Mutex::default() }))
 }
 
 struct Constraint {
@@ -196,6 +205,8 @@ impl PodTopologySpread {
 #[derive(Clone)]
 struct Counted {
     constraint: Arc<Constraint>,
+    /// One if the constraint counts the pod itself.
+    own: i64,
     domains: Arc<HashMap<String, i64>>,
     changes: Vec<(String, i64)>,
     /// Number of domains with each count; the first is the least.
@@ -203,12 +214,14 @@ struct Counted {
 }
 
 impl Counted {
-    fn new(constraint: Constraint, domains: HashMap<String, i64>) -> Self {
+    fn new(constraint: Constraint, domains: HashMap<String, i64>, pod: &PodInfo) -> Self {
         let mut histogram = BTreeMap::new();
         for count in domains.values() {
             *histogram.entry(*count).or_default() += 1;
         }
-        Self { constraint: Arc::new(constraint), domains: Arc::new(domains), changes: Vec::new(), histogram }
+        let own = i64::from(constraint.selector.matches(pod.labels()));
+        let (constraint, domains) = (Arc::new(constraint), Arc::new(domains));
+        Self { constraint, own, domains, changes: Vec::new(), histogram }
     }
 
     fn get(&self, value: &str) -> Option<i64> {
@@ -347,24 +360,53 @@ impl PreFilter for PodTopologySpread {
         let mut domains: Vec<Vec<Option<i64>>> =
             columns.iter().map(|column| vec![None; column.size()]).collect();
         let mut counted = ByShape::default();
+        let mut count = |index: usize, constraint: &Constraint, node| {
+            constraint.includes(pod, node).then(|| counts_of(node, index, &constraints, pod, &mut counted))
+        };
+        // Constraints of the pod itself are a part of its shape; defaults select by its siblings.
+        let is_shaped = !pod.placement.topology_spread_constraints.is_empty();
+        let mut memory = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut remembered =
+            (is_shaped && constraints.len() <= REMEMBERED).then(|| memory.of_namespaced(pod));
         for (position, node) in snapshot.nodes().iter().enumerate() {
             // A node outside one of the topologies is outside all of them.
             if columns.iter().any(|column| column.at(position).is_none()) {
                 continue;
             }
-            for (index, constraint) in constraints.iter().enumerate() {
-                let Some(value) = columns[index].at(position) else { continue };
-                if constraint.includes(pod, node) {
-                    let count = counts_of(node, index, &constraints, pod, &mut counted);
+            let mut add = |index: usize, count: Option<i64>| {
+                if let (Some(count), Some(value)) = (count, columns[index].at(position)) {
                     *domains[index][value].get_or_insert(0) += count;
                 }
+            };
+            let Some(remembered) = &mut remembered else {
+                for (index, constraint) in constraints.iter().enumerate() {
+                    add(index, count(index, constraint, node));
+                }
+                continue;
+            };
+            let generation = snapshot.generation(position);
+            let counts = match remembered.get(position, generation) {
+                Some(counts) => *counts,
+                None => {
+                    let mut counts = Counts::default();
+                    for (index, constraint) in constraints.iter().enumerate() {
+                        let count = count(index, constraint, node);
+                        counts[index] = count.map(|count| u32::try_from(count).unwrap_or(u32::MAX));
+                    }
+                    remembered.set(position, generation, counts);
+                    counts
+                }
+            };
+            for (index, count) in counts.iter().enumerate().take(constraints.len()) {
+                add(index, count.map(i64::from));
             }
         }
+        drop(memory);
         let counted = constraints.into_iter().zip(columns.iter().zip(domains));
         let counted = counted.map(|(constraint, (column, counts))| {
             let domains =
                 column.values().filter_map(|(value, number)| Some((value.to_owned(), counts[number]?)));
-            Counted::new(constraint, domains.collect())
+            Counted::new(constraint, domains.collect(), pod)
         });
         state.put(Required(counted.collect()));
         Ok(PreFiltered::Needed)
@@ -380,7 +422,7 @@ impl PreFilter for PodTopologySpread {
 }
 
 impl Filter for PodTopologySpread {
-    fn filter(&self, state: &CycleState, pod: &PodInfo, node: &NodeInfo) -> Result<(), Rejection> {
+    fn filter(&self, state: &CycleState, _pod: &PodInfo, node: &NodeInfo) -> Result<(), Rejection> {
         let Some(Required(all)) = state.get::<Required>() else { return Ok(()) };
         for counted in all {
             let constraint = &counted.constraint;
@@ -389,8 +431,7 @@ impl Filter for PodTopologySpread {
                     "node(s) didn't match pod topology spread constraints (missing required label)",
                 ));
             };
-            let own = i64::from(constraint.selector.matches(pod.labels()));
-            if counted.get(value).unwrap_or(0) + own - counted.least() > constraint.max_skew {
+            if counted.get(value).unwrap_or(0) + counted.own - counted.least() > constraint.max_skew {
                 return Err(Rejection::unschedulable("node(s) didn't match pod topology spread constraints"));
             }
         }
@@ -505,7 +546,8 @@ mod tests {
             let mut plain: HashMap<String, i64> =
                 counts.iter().enumerate().map(|(index, count)| (index.to_string(), *count)).collect();
             let constraint = Constraint::new(&TopologySpreadConstraint::default(), nothing());
-            let mut counted = Counted::new(constraint, plain.clone());
+            let pod = PodInfo::new(&k8s_openapi::api::core::v1::Pod::default());
+            let mut counted = Counted::new(constraint, plain.clone(), &pod);
             for (index, is_more) in changes {
                 let (value, by) = (index.to_string(), if is_more { 1 } else { -1 });
                 counted.change(&value, by);

@@ -71,6 +71,7 @@ impl Scheduler {
         mut placement: Placement,
         permit: OwnedSemaphorePermit,
     ) {
+        let _counted = measures::binding();
         let pod = popped.pod.clone();
         let timer = Timer::start();
         let mut permit = Some(permit);

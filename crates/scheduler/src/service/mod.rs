@@ -2,6 +2,7 @@
 
 mod aside;
 mod binding;
+mod departures;
 mod policy;
 mod preempt;
 mod report;
@@ -34,6 +35,7 @@ use crate::queue::{Popped, Queue};
 use crate::siblings::{Owner, siblings};
 use crate::snapshot::{PodInfo, Shapes, Snapshot};
 use aside::{Aside, SEARCHES};
+use departures::Departures;
 use policy::Policy;
 use turns::Turns;
 
@@ -116,6 +118,8 @@ struct Scheduler {
     /// Pods whose PreBind plugins run; a cancelled one is not bound.
     in_pre_bind: Mutex<HashMap<ObjectKey, CancellationToken>>,
     extenders: Vec<Extender>,
+    /// Victims that preemptors wait for.
+    departures: Departures,
     /// The order of writes to a pod's status, and of its binding after them.
     turns: Turns,
     scope: Scope,
@@ -160,6 +164,7 @@ pub fn start(context: &SchedulerContext) -> Result<(), FrameworkError> {
         bindings: Arc::new(Semaphore::new(BINDINGS)),
         in_pre_bind: Mutex::default(),
         extenders: context.extenders.clone(),
+        departures: Departures::default(),
         turns: Turns::default(),
         scope: context.scope.clone(),
     });

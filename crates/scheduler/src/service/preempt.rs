@@ -1,6 +1,7 @@
 //! Removes the pods that preemption chose.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use ferrite_client::{Api, EventType, is_conflict, is_not_found, message_of};
 use ferrite_json::json;
@@ -18,6 +19,8 @@ use crate::snapshot::{PREEMPTION_BY_SCHEDULER, PodInfo};
 const PLUGIN: &str = "DefaultPreemption";
 /// Victims of one preemptor that are deleted at once.
 const PARALLEL: usize = 16;
+/// The longest that a preemptor waits for the informer to show that a victim leaves.
+const LONGEST_DEPARTURE: Duration = Duration::from_secs(5);
 
 impl Scheduler {
     /// Removes the victims from `node`. The preemptor is held in the queue and released at the end: with victims still
@@ -36,11 +39,31 @@ impl Scheduler {
             self.write_nomination(&pod, &Nomination::Clear).await;
         }
         let removals: Vec<_> =
-            victims.iter().map(|victim| self.remove(preemptor, node, victim).boxed()).collect();
+            victims.iter().map(|victim| self.remove_and_see(preemptor, node, victim).boxed()).collect();
         let results: Vec<bool> = stream::iter(removals).buffer_unordered(PARALLEL).collect().await;
         let has_failed = results.contains(&false);
         self.queue().release(&preemptor.key, has_failed, Instant::now());
         self.wake.notify_one();
+    }
+
+    /// Removes a victim and waits until the cache knows. False if the victim could not be removed.
+    async fn remove_and_see(&self, preemptor: &PodInfo, node: &str, victim: &PodInfo) -> bool {
+        let departure = self.departures.expect(&victim.key);
+        let is_removed = self.remove(preemptor, node, victim).await;
+        if is_removed && self.is_here(victim) {
+            // The informer brings it sooner or later. The limit is for a server that cannot be reached.
+            let _ = tokio::time::timeout(LONGEST_DEPARTURE, departure).await;
+        } else {
+            drop(departure);
+        }
+        self.departures.forget(&victim.key);
+        is_removed
+    }
+
+    /// True if the cache counts the pod, and does not know that it is about to go.
+    fn is_here(&self, pod: &PodInfo) -> bool {
+        let cache = self.cache();
+        cache.confirmed(&pod.key).is_some_and(|known| known.uid == pod.uid && !known.is_terminating())
     }
 
     /// False if the victim could not be removed.
@@ -70,7 +93,9 @@ impl Scheduler {
 
     async fn delete(&self, preemptor: &PodInfo, victim: &PodInfo) -> Result<(), kube::Error> {
         let api: Api<Pod> = Api::namespaced(self.client.clone(), &victim.key.namespace);
-        let current = self.pods.get(&victim.key);
+        // The cache has the newest state of the pod that was seen; the victim may be older.
+        let generation =
+            self.cache().confirmed(&victim.key).map_or_else(|| victim.generation(), |pod| pod.generation());
         let condition = PodCondition {
             type_: "DisruptionTarget".to_owned(),
             status: "True".to_owned(),
@@ -80,11 +105,11 @@ impl Scheduler {
                 preemptor.scheduler_name()
             )),
             last_transition_time: Some(Time(jiff::Timestamp::now())),
-            observed_generation: current.and_then(|pod| pod.metadata.generation),
+            observed_generation: generation,
             ..PodCondition::default()
         };
         let patch = json!({"metadata": {"uid": victim.uid}, "status": {"conditions": [condition]}});
-        api.patch_status(&victim.key.name, &PatchParams::default(), &Patch::Strategic(patch)).await?;
+        api.patch_status_unread(&victim.key.name, &PatchParams::default(), &Patch::Strategic(patch)).await?;
         // A pod made anew with the same name is another pod.
         let uid = victim.uid.as_ref().map(ToString::to_string);
         let params = DeleteParams::default().preconditions(Preconditions { uid, ..Preconditions::default() });

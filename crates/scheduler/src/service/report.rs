@@ -99,7 +99,7 @@ impl Scheduler {
         let patch = json!({"metadata": {"uid": pod.uid}, "status": status});
         let api: Api<Pod> = Api::namespaced(self.client.clone(), &pod.key.namespace);
         if let Err(error) =
-            api.patch_status(&pod.key.name, &PatchParams::default(), &Patch::Strategic(patch)).await
+            api.patch_status_unread(&pod.key.name, &PatchParams::default(), &Patch::Strategic(patch)).await
             && !is_not_found(&error)
             && !is_conflict(&error)
         {

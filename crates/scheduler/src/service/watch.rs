@@ -65,6 +65,16 @@ impl Scheduler {
         let object = change.object();
         let pod = Arc::new(self.shapes.lock().unwrap_or_else(PoisonError::into_inner).pod(object));
         let gone = matches!(change, Change::Deleted(_)) || is_finished(object);
+        self.track(change, pod.clone(), gone);
+        // After the cache: a preemptor that goes on finds the room.
+        if gone || pod.is_terminating() {
+            self.departures.seen(&pod.key);
+        }
+    }
+
+    /// Brings cache and queue up to date with one pod.
+    fn track(&self, change: &Change<Pod>, pod: Arc<PodInfo>, gone: bool) {
+        let object = change.object();
         match node_name(object) {
             _ if gone => {
                 self.queue().remove(&pod.key);

@@ -2,7 +2,7 @@
 
 use crate::codec::DecodeError;
 
-const TRUNCATED: DecodeError = DecodeError::Protobuf("unexpected end of message");
+const TRUNCATED: DecodeError = DecodeError::Truncated;
 
 /// A field's content by wire type.
 #[derive(Debug, Clone, Copy)]

@@ -7,7 +7,7 @@ use crate::kinds::common::cell;
 use crate::kinds::common::check::{complaints, named, repeated};
 use crate::kinds::common::row::{NAME, shown};
 use crate::meta_validation::{dns1123_subdomain, path_segment};
-use crate::resource::{Column, Strategy};
+use crate::resource::{Column, MetadataUse, Strategy};
 use crate::selector::validate_label_selector;
 use ferrite_json::Value;
 use jiff::Timestamp;
@@ -20,6 +20,14 @@ pub(in crate::kinds) struct PolicyBindings {
 }
 
 impl Strategy for PolicyBindings {
+    fn metadata_use(&self) -> MetadataUse {
+        MetadataUse::Content
+    }
+
+    fn knows_finalizers(&self) -> bool {
+        false
+    }
+
     fn default(&self, object: &mut Value) {
         if let Some(matching) = object_mut(ensure_object(object, "spec"), "matchResources") {
             default_matching(matching, &["resourceRules", "excludeResourceRules"]);

@@ -6,11 +6,11 @@ use super::matching::{
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::common::access::{default_field, ensure_object, list, object, object_mut, present, text};
 use crate::kinds::common::cell;
-use crate::kinds::common::check::{complaints, one_of_if_set};
+use crate::kinds::common::check::{complaints, conditions, one_of_if_set};
 use crate::kinds::common::row::{NAME, number, shown};
 use crate::meta_validation::{dns1035_label, dns1123_subdomain, qualified_name};
 use crate::policy::{self, Compiler, ExpressionError, MAX_VARIABLE_LEVELS, Use};
-use crate::resource::{Column, StatusUse, Strategy};
+use crate::resource::{Column, MetadataUse, StatusUse, Strategy};
 use ferrite_cel::is_identifier;
 use ferrite_json::Value;
 use jiff::Timestamp;
@@ -25,6 +25,18 @@ pub(in crate::kinds) struct Policies {
 }
 
 impl Strategy for Policies {
+    fn metadata_use(&self) -> MetadataUse {
+        MetadataUse::Content
+    }
+
+    fn status_metadata_use(&self) -> MetadataUse {
+        MetadataUse::Nothing
+    }
+
+    fn knows_finalizers(&self) -> bool {
+        false
+    }
+
     fn default(&self, object: &mut Value) {
         let spec = ensure_object(object, "spec");
         default_field(spec, "failurePolicy", "Fail");
@@ -357,6 +369,7 @@ fn validate_mutations(spec: &Value, compiler: &mut Compiler, path: &Path) -> Fie
 
 fn validate_status(status: &Value, path: &Path) -> FieldErrors {
     let mut errors = Vec::new();
+    let conditions_path = path.child("conditions");
     let path = path.child("typeChecking").child("expressionWarnings");
     for (index, warning) in list(&status["typeChecking"], "expressionWarnings").iter().enumerate() {
         let path = path.index(index);
@@ -367,5 +380,6 @@ fn validate_status(status: &Value, path: &Path) -> FieldErrors {
             errors.push(FieldError::required(&path.child("fieldRef"), ""));
         }
     }
+    errors.extend(conditions(list(status, "conditions"), &conditions_path));
     errors
 }

@@ -10,7 +10,7 @@ use crate::kinds::common::cell;
 use crate::kinds::common::check::one_of_if_set;
 use crate::kinds::common::row::{NAME, number, shown};
 use crate::meta_validation::dns1123_subdomain;
-use crate::resource::{Column, Strategy};
+use crate::resource::{Column, MetadataUse, Strategy};
 use crate::selector::validate_label_selector;
 use ferrite_json::Value;
 use jiff::Timestamp;
@@ -23,6 +23,14 @@ pub(in crate::kinds) struct WebhookConfigurations {
 }
 
 impl Strategy for WebhookConfigurations {
+    fn metadata_use(&self) -> MetadataUse {
+        MetadataUse::Content
+    }
+
+    fn knows_finalizers(&self) -> bool {
+        false
+    }
+
     fn default(&self, object: &mut Value) {
         for webhook in list_mut(object, "webhooks").filter(|w| w.is_object()) {
             default_field(webhook, "failurePolicy", "Fail");

@@ -18,6 +18,14 @@ use std::collections::{BTreeSet, HashSet};
 pub(in crate::kinds) struct CustomResourceDefinitions;
 
 impl Strategy for CustomResourceDefinitions {
+    fn knows_finalizers(&self) -> bool {
+        false
+    }
+
+    fn status_has_table(&self) -> bool {
+        false
+    }
+
     fn default(&self, object: &mut Value) {
         let spec = ensure_object(object, "spec");
         let names = ensure_object(spec, "names");

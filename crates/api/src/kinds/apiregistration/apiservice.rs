@@ -9,7 +9,7 @@ use crate::kinds::common::check::{complaints, required};
 use crate::kinds::common::row::{NAME, shown};
 use crate::kinds::core::configmap::decoded_len;
 use crate::meta_validation::{dns1035_label, dns1123_subdomain, path_segment, port_number};
-use crate::resource::{Column, StatusUse, Strategy};
+use crate::resource::{Column, MetadataUse, StatusUse, Strategy};
 use ferrite_json::{Value, json};
 use jiff::Timestamp;
 
@@ -24,6 +24,18 @@ const LOCAL: (&str, &str) = ("Local", "Local APIServices are always available");
 pub(in crate::kinds) struct ApiServices;
 
 impl Strategy for ApiServices {
+    fn metadata_use(&self) -> MetadataUse {
+        MetadataUse::Everything
+    }
+
+    fn knows_finalizers(&self) -> bool {
+        false
+    }
+
+    fn status_has_table(&self) -> bool {
+        false
+    }
+
     fn default(&self, object: &mut Value) {
         if let Some(service) = object_mut(ensure_object(object, "spec"), "service") {
             default_field(service, "port", PORT);

@@ -5,7 +5,7 @@ use crate::kinds::common::access::{flag, int, list, text};
 use crate::kinds::common::cell;
 use crate::kinds::common::check::{IMMUTABLE, immutable, not_negative};
 use crate::kinds::common::row::{NAME, shown};
-use crate::resource::{Column, Strategy};
+use crate::resource::{Column, MetadataUse, Strategy};
 use crate::table::NONE;
 use ferrite_json::Value;
 use jiff::Timestamp;
@@ -13,6 +13,10 @@ use jiff::Timestamp;
 pub(in crate::kinds) struct ControllerRevisions;
 
 impl Strategy for ControllerRevisions {
+    fn metadata_use(&self) -> MetadataUse {
+        MetadataUse::Everything
+    }
+
     fn validate(&self, object: &Value) -> FieldErrors {
         let path = Path::new("data");
         let mut errors: FieldErrors = match &object["data"] {
@@ -26,6 +30,10 @@ impl Strategy for ControllerRevisions {
 
     fn validate_update(&self, new: &Value, old: &Value) -> FieldErrors {
         let mut errors = self.validate(new);
+        // As upstream: data that are taken away are only told to be immutable.
+        if new["data"].is_null() && !old["data"].is_null() {
+            errors.retain(|error| error.path != Path::new("data"));
+        }
         errors.extend(immutable(&new["data"], &old["data"], &Path::new("data")));
         errors
     }

@@ -2,7 +2,7 @@
 
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::common::access::{
-    clear_status, default_field, default_text, ensure_object, int, keep, list, map, object, text,
+    clear_status, default_field, default_text, ensure_object, int, keep, list, map, object, object_mut, text,
 };
 use crate::kinds::common::cell;
 use crate::kinds::common::check::{at_most_whole, int_or_percent, not_negative, percent};
@@ -13,6 +13,7 @@ use crate::resource::{Column, Strategy};
 use crate::selector::{LabelSelector, validate_label_selector};
 use ferrite_json::Value;
 use jiff::Timestamp;
+use std::num::IntErrorKind;
 
 /// Counts the changes of the template, in a place where old clients look for it.
 const TEMPLATE_GENERATION: &str = "deprecated.daemonset.template.generation";
@@ -20,6 +21,15 @@ const TEMPLATE_GENERATION: &str = "deprecated.daemonset.template.generation";
 pub(in crate::kinds) struct DaemonSets;
 
 impl Strategy for DaemonSets {
+    fn conversion_problem(&self, object: &Value) -> Option<String> {
+        let text = object["metadata"]["annotations"][TEMPLATE_GENERATION].as_str()?;
+        let why = match text.parse::<i64>().err()?.kind() {
+            IntErrorKind::PosOverflow | IntErrorKind::NegOverflow => "value out of range",
+            _ => "invalid syntax",
+        };
+        Some(format!("strconv.ParseInt: parsing {text:?}: {why}"))
+    }
+
     fn default(&self, object: &mut Value) {
         let spec = ensure_object(object, "spec");
         let strategy = ensure_object(spec, "updateStrategy");
@@ -27,6 +37,11 @@ impl Strategy for DaemonSets {
         if text(strategy, "type") == "RollingUpdate" {
             let rolling = ensure_object(strategy, "rollingUpdate");
             default_field(rolling, "maxUnavailable", 1);
+            default_field(rolling, "maxSurge", 0);
+        }
+        // As upstream: both amounts have a value in the internal form, whatever the strategy is.
+        if let Some(rolling) = object_mut(ensure_object(spec, "updateStrategy"), "rollingUpdate") {
+            default_field(rolling, "maxUnavailable", 0);
             default_field(rolling, "maxSurge", 0);
         }
         default_field(spec, "revisionHistoryLimit", 10);
@@ -119,8 +134,8 @@ impl Strategy for DaemonSets {
         &["spec"]
     }
 
-    fn hidden_annotation(&self) -> Option<&'static str> {
-        Some(TEMPLATE_GENERATION)
+    fn hidden_annotations(&self) -> &'static [&'static str] {
+        &[TEMPLATE_GENERATION]
     }
 
     fn columns(&self) -> &'static [Column] {

@@ -5,6 +5,7 @@ use crate::kinds::common::access::{
     default_field, default_text, ensure_object, int, keep, keep_metadata, text,
 };
 use crate::kinds::common::check::{at_most_whole, int_or_percent, is_zero_share, not_negative};
+use crate::kinds::common::go;
 use crate::kinds::common::row::{NAME, shown, wide};
 use crate::kinds::common::workload;
 use crate::resource::{Column, Strategy};
@@ -146,7 +147,7 @@ fn validate_strategy(strategy: &Value, path: &Path) -> FieldErrors {
             FieldError::not_supported(path, strategy.clone(), &["Recreate", "RollingUpdate"]).rendered_as(
                 format!(
                     "{{\"Type\":{kind:?},\"RollingUpdate\":{}}}",
-                    rolling.map_or_else(|| "null".to_owned(), Value::to_string)
+                    rolling.map_or_else(|| "null".to_owned(), |r| go::compact("RollingUpdateDeployment", r))
                 ),
             ),
         ],

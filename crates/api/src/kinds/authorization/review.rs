@@ -1,8 +1,10 @@
 //! Reviews: questions to the server about a user's rights. Created, answered, not stored.
 
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::common::access::{list, object, text};
+use crate::kinds::common::access::{list, object, strings, text};
+use crate::kinds::common::check::complaints;
 use crate::kinds::common::go;
+use crate::meta_validation::{label_value, qualified_name};
 use crate::resource::Strategy;
 use ferrite_json::Value;
 
@@ -100,7 +102,7 @@ fn validate_selectors(resource: &Value, path: &Path) -> FieldErrors {
         }
         for (index, requirement) in requirements.iter().enumerate() {
             let path = path.child("requirements").index(index);
-            if text(requirement, "key").is_empty() {
+            if key == "fieldSelector" && text(requirement, "key").is_empty() {
                 errors.push(FieldError::required(&path.child("key"), "must be specified"));
             }
             let values = !list(requirement, "values").is_empty();
@@ -115,6 +117,13 @@ fn validate_selectors(resource: &Value, path: &Path) -> FieldErrors {
                 )),
                 // As upstream: operators of newer clients are taken, and the requirement is ignored.
                 _ => {}
+            }
+            if key == "labelSelector" {
+                let key = text(requirement, "key");
+                errors.extend(complaints(&path.child("key"), key, qualified_name(key)));
+                for (index, value) in strings(requirement, "values").into_iter().enumerate() {
+                    errors.extend(complaints(&path.child("values").index(index), value, label_value(value)));
+                }
             }
         }
     }

@@ -9,6 +9,8 @@ const METRICS: &str = "autoscaling.alpha.kubernetes.io/metrics";
 const CURRENT_METRICS: &str = "autoscaling.alpha.kubernetes.io/current-metrics";
 const CONDITIONS: &str = "autoscaling.alpha.kubernetes.io/conditions";
 const BEHAVIOUR: &str = "autoscaling.alpha.kubernetes.io/behavior";
+/// The annotations in which the older version has fields of the newer one.
+pub(super) const ANNOTATIONS: [&str; 4] = [METRICS, CURRENT_METRICS, CONDITIONS, BEHAVIOUR];
 
 /// From the older version to the newer.
 pub(super) fn to_v2(object: &mut Value) {

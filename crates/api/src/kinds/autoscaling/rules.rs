@@ -3,7 +3,8 @@
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::common::access::{int, list, object, present, text};
 use crate::kinds::common::check::{complaints, one_of_if_set};
-use crate::meta_validation::path_segment;
+use crate::kinds::core::pod::resources::validate_container_resource_name;
+use crate::meta_validation::{dns1123_label, path_segment};
 use crate::quantity::Quantity;
 use ferrite_json::Value;
 
@@ -158,11 +159,20 @@ fn validate_source(kind: &str, source: &Value, path: &Path) -> FieldErrors {
             name => errors.extend(complaints(&path, name, path_segment(name))),
         }
     }
-    if kind == "containerResource" && text(source, "container").is_empty() {
-        errors.push(FieldError::required(&path.child("container"), "must specify a container"));
+    if matches!(kind, "resource" | "containerResource") {
+        match text(source, "name") {
+            "" => errors.push(FieldError::required(&path.child("name"), "must specify a resource name")),
+            name if kind == "containerResource" => {
+                errors.extend(validate_container_resource_name(name, &path.child("name")));
+            }
+            _ => {}
+        }
     }
-    if matches!(kind, "resource" | "containerResource") && text(source, "name").is_empty() {
-        errors.push(FieldError::required(&path.child("name"), "must specify a resource name"));
+    if kind == "containerResource" {
+        match text(source, "container") {
+            "" => errors.push(FieldError::required(&path.child("container"), "must specify a container")),
+            name => errors.extend(complaints(&path.child("container"), name, dns1123_label(name))),
+        }
     }
     errors.extend(validate_target(target, &target_path));
     let (value, average) = (present(target, "value"), present(target, "averageValue"));

@@ -1,6 +1,6 @@
 //! HorizontalPodAutoscalers as the older version has them: only the use of cpu is a metric of its own.
 
-use super::convert::{from_v2, to_v2};
+use super::convert::{ANNOTATIONS, from_v2, to_v2};
 use super::v2;
 use crate::kinds::common::access::{default_field, ensure_object};
 use crate::kinds::common::converted::Converted;
@@ -17,7 +17,7 @@ pub(in crate::kinds) const STORAGE: Storage = Storage {
 };
 
 pub(in crate::kinds) fn strategy() -> Converted<v2::HorizontalPodAutoscalers> {
-    Converted { inner: v2::HorizontalPodAutoscalers, storage: STORAGE, default }
+    Converted { inner: v2::HorizontalPodAutoscalers, storage: STORAGE, default, hidden: &ANNOTATIONS }
 }
 
 fn default(object: &mut Value) {

@@ -40,6 +40,17 @@ impl Strategy for HorizontalPodAutoscalers {
         }
     }
 
+    /// A direction without policies gets the default ones, and one with none is refused: an object is no list of policies.
+    fn mark_sent_empty(&self, object: &mut Value) {
+        for direction in ["scaleUp", "scaleDown"] {
+            let policies = object.pointer_mut(&format!("/spec/behavior/{direction}/policies"));
+            if let Some(policies) = policies.filter(|policies| policies.as_array().is_some_and(Vec::is_empty))
+            {
+                *policies = json!({});
+            }
+        }
+    }
+
     fn status_use(&self) -> StatusUse {
         StatusUse::WithMetadata
     }

@@ -9,7 +9,7 @@ use crate::kinds::common::cell;
 use crate::kinds::common::check::{not_negative, one_of};
 use crate::kinds::common::row::{NAME, boolean, number, shown, wide};
 use crate::kinds::common::workload;
-use crate::resource::{Column, StatusUse, Strategy};
+use crate::resource::{Column, MetadataUse, StatusUse, Strategy};
 use crate::table::{NONE, since};
 use ferrite_json::Value;
 use jiff::Timestamp;
@@ -20,6 +20,10 @@ const NAME_MAX: usize = 52;
 pub(in crate::kinds) struct CronJobs;
 
 impl Strategy for CronJobs {
+    fn status_metadata_use(&self) -> MetadataUse {
+        MetadataUse::Nothing
+    }
+
     fn default(&self, object: &mut Value) {
         let spec = ensure_object(object, "spec");
         default_text(spec, "concurrencyPolicy", "Allow");
@@ -167,7 +171,7 @@ fn validate_time_zone(spec: &Value, path: &Path) -> Option<FieldError> {
             "timeZone must be an explicit time zone as defined in https://www.iana.org/time-zones",
         ));
     }
-    jiff::tz::TimeZone::get(zone)
-        .is_err()
-        .then(|| FieldError::invalid(path, zone, format!("unknown time zone {zone}")))
+    // As upstream: names are files, and so their case matters.
+    let known = jiff::tz::TimeZone::get(zone).is_ok_and(|found| found.iana_name() == Some(zone));
+    (!known).then(|| FieldError::invalid(path, zone, format!("unknown time zone {zone}")))
 }

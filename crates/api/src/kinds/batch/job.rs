@@ -4,8 +4,8 @@ use super::job_rules::validate_job_spec;
 use super::job_status;
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::common::access::{
-    clear_status, default_field, default_text, ensure_object, flag, int, keep, list_mut, map, object_mut,
-    present, text,
+    clear_status, default_field, default_text, ensure_object, flag, int, keep, list, list_mut, map,
+    object_mut, present, text,
 };
 use crate::kinds::common::cell;
 use crate::kinds::common::check::{IMMUTABLE, immutable};
@@ -120,8 +120,17 @@ impl Strategy for Jobs {
                     .rendered_as(workload::render_selector(&is["selector"])),
             );
         }
-        let template = with_scheduling_of(&was["template"], &is["template"], is, old);
-        if is["template"] != template {
+        let mutable = template_is_mutable(old);
+        let template = match mutable {
+            true => with_mutable_fields_of(&was["template"], &is["template"]),
+            false => was["template"].clone(),
+        };
+        if mutable && is["template"]["spec"] != template["spec"] {
+            errors.push(
+                FieldError::invalid(&path.child("template.spec"), Value::Null, IMMUTABLE)
+                    .rendered_as(go::pod_spec_in_line(&is["template"]["spec"])),
+            );
+        } else if !mutable && is["template"] != template {
             errors.push(
                 FieldError::invalid(&path.child("template"), Value::Null, IMMUTABLE)
                     .rendered_as(go::pod_template(&is["template"])),
@@ -276,7 +285,7 @@ fn validate_generated_selector(job: &Value) -> FieldErrors {
     let labels = &spec["template"]["metadata"]["labels"];
     let path = Path::new("spec").child("template").child("metadata").child("labels");
     let expected =
-        [(UID_LABELS[0], uid), (UID_LABELS[1], uid), (NAME_LABELS[0], name), (NAME_LABELS[1], name)];
+        [(UID_LABELS[1], uid), (NAME_LABELS[1], name), (UID_LABELS[0], uid), (NAME_LABELS[0], name)];
     for (key, value) in expected {
         match labels[key].as_str() {
             None => errors.push(FieldError::required(&path.key(key), format!("must be '{value}'"))),
@@ -335,21 +344,36 @@ fn validate_completions(new: &Value, old: &Value, path: &Path) -> Option<FieldEr
     })
 }
 
-/// The old template with the scheduling fields of the new one: they may change while the job is suspended
-/// and has not started.
-fn with_scheduling_of(old: &Value, new: &Value, spec: &Value, job: &Value) -> Value {
+/// A template may change in part while the job is suspended and none of its pods runs.
+fn template_is_mutable(job: &Value) -> bool {
+    let status = &job["status"];
+    let stopped = list(status, "conditions")
+        .iter()
+        .any(|c| text(c, "type") == "Suspended" && text(c, "status") == "True");
+    flag(&job["spec"], "suspend") && (!present(status, "startTime") || stopped) && int(status, "active") == 0
+}
+
+/// The old template with those fields of the new one that may change: where pods are scheduled, and what their
+/// containers ask for.
+fn with_mutable_fields_of(old: &Value, new: &Value) -> Value {
     let mut template = old.clone();
-    let mutable =
-        flag(&job["spec"], "suspend") && flag(spec, "suspend") && !present(&job["status"], "startTime");
-    if !mutable {
-        return template;
-    }
     for key in ["annotations", "labels"] {
         keep(ensure_object(&mut template, "metadata"), &new["metadata"], key);
     }
     let pod = ensure_object(&mut template, "spec");
     for key in ["nodeSelector", "tolerations", "schedulingGates"] {
         keep(pod, &new["spec"], key);
+    }
+    for key in ["containers", "initContainers"] {
+        let given = list(&new["spec"], key);
+        if list(pod, key).len() != given.len() {
+            continue;
+        }
+        for (container, given) in list_mut(pod, key).zip(given) {
+            if container["name"] == given["name"] {
+                keep(container, given, "resources");
+            }
+        }
     }
     let affinity = new["spec"]["affinity"]["nodeAffinity"].clone();
     if affinity.is_object() || pod["affinity"]["nodeAffinity"].is_object() {

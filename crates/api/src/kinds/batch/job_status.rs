@@ -126,7 +126,7 @@ fn validate_conditions(spec: &Value, status: &Value, changed: &Changed<'_>, path
         errors.push(FieldError::invalid(
             &ended,
             status["completionTime"].clone(),
-            "completionTime cannot be set before startTime",
+            "must be equal to or after `startTime`",
         ));
     }
     let failure_changed = changed.condition(&["Failed"]) || changed.any(&["failedIndexes"]);

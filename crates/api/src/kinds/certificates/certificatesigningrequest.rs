@@ -52,6 +52,10 @@ pub const USAGES: &[&str] = &[
 pub(in crate::kinds) struct CertificateSigningRequests;
 
 impl Strategy for CertificateSigningRequests {
+    fn status_metadata_use(&self) -> MetadataUse {
+        MetadataUse::Everything
+    }
+
     fn reset_fields(&self, subresource: Option<&str>) -> Option<&'static [&'static str]> {
         Some(match subresource {
             Some("status") => &["spec", "status.conditions"],

@@ -2,7 +2,7 @@
 //! converted back.
 
 use crate::field::{FieldError, FieldErrors};
-use crate::resource::{Column, Storage, Strategy};
+use crate::resource::{Column, MetadataUse, Storage, Strategy};
 use ferrite_json::Value;
 use jiff::Timestamp;
 
@@ -12,6 +12,8 @@ pub(in crate::kinds) struct Converted<S> {
     pub storage: Storage,
     /// The defaults of this version itself.
     pub default: fn(&mut Value),
+    /// The annotations of this version that stand for fields of the stored one.
+    pub hidden: &'static [&'static str],
 }
 
 impl<S> Converted<S> {
@@ -35,6 +37,10 @@ impl<S: Strategy> Strategy for Converted<S> {
         self.change(object, |stored| self.inner.default(stored));
     }
 
+    fn hidden_annotations(&self) -> &'static [&'static str] {
+        self.hidden
+    }
+
     fn prepare_create(&self, object: &mut Value) {
         self.change(object, |stored| self.inner.prepare_create(stored));
     }
@@ -51,6 +57,18 @@ impl<S: Strategy> Strategy for Converted<S> {
 
     fn generation_fields(&self) -> &'static [&'static str] {
         self.inner.generation_fields()
+    }
+
+    fn metadata_use(&self) -> MetadataUse {
+        self.inner.metadata_use()
+    }
+
+    fn status_metadata_use(&self) -> MetadataUse {
+        self.inner.status_metadata_use()
+    }
+
+    fn knows_finalizers(&self) -> bool {
+        self.inner.knows_finalizers()
     }
 
     fn validate(&self, object: &Value) -> FieldErrors {

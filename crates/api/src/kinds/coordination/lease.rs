@@ -14,6 +14,10 @@ const COORDINATED: [&str; 2] = ["strategy", "preferredHolder"];
 pub(in crate::kinds) struct Leases;
 
 impl Strategy for Leases {
+    fn knows_finalizers(&self) -> bool {
+        false
+    }
+
     fn default(&self, object: &mut Value) {
         ensure_object(object, "spec");
     }

@@ -5,7 +5,7 @@ use crate::kinds::common::access::{default_text, int, list, list_mut, text};
 use crate::kinds::common::check::{PROTOCOLS, complaints, endpoint_address, ip, lenient_ip, one_of, port};
 use crate::kinds::common::row::{NAME, shown};
 use crate::meta_validation::{dns1123_label, dns1123_subdomain, qualified_name};
-use crate::resource::{Column, Strategy};
+use crate::resource::{Column, MetadataUse, Strategy};
 use crate::table::{NONE, age};
 use ferrite_json::Value;
 use jiff::Timestamp;
@@ -19,6 +19,10 @@ pub(in crate::kinds) const DEPRECATION: &str =
 pub(in crate::kinds) struct Endpoints;
 
 impl Strategy for Endpoints {
+    fn metadata_use(&self) -> MetadataUse {
+        MetadataUse::Everything
+    }
+
     fn default(&self, object: &mut Value) {
         for subset in list_mut(object, "subsets") {
             for port in list_mut(subset, "ports") {

@@ -16,8 +16,16 @@ const NOTE_MAX: usize = 1024;
 pub(in crate::kinds) struct Events;
 
 impl Strategy for Events {
+    fn knows_finalizers(&self) -> bool {
+        false
+    }
+
     fn metadata_use(&self) -> MetadataUse {
         MetadataUse::Nothing
+    }
+
+    fn has_dependents(&self) -> bool {
+        false
     }
 
     fn default(&self, object: &mut Value) {

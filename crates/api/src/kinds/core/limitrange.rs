@@ -9,7 +9,7 @@ use crate::kinds::core::pod::resources::{
 };
 use crate::meta_validation::qualified_name;
 use crate::quantity::Quantity;
-use crate::resource::Strategy;
+use crate::resource::{MetadataUse, Strategy};
 use ferrite_json::{Map, Value};
 use std::collections::{BTreeSet, HashSet};
 
@@ -18,6 +18,10 @@ const LISTS: [&str; 5] = ["max", "min", "default", "defaultRequest", "maxLimitRe
 pub(in crate::kinds) struct LimitRanges;
 
 impl Strategy for LimitRanges {
+    fn metadata_use(&self) -> MetadataUse {
+        MetadataUse::Content
+    }
+
     fn default(&self, object: &mut Value) {
         for item in list_mut(ensure_object(object, "spec"), "limits") {
             for key in LISTS {

@@ -4,7 +4,7 @@ mod config;
 
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::common::access::{
-    default_field, ensure_object, flag, keep, list, map, present, strings, text,
+    default_field, ensure_object, flag, keep, list, map, present, remove, strings, text,
 };
 use crate::kinds::common::check::{NOT_NEGATIVE, cidr, complaints, repeated};
 use crate::kinds::common::go;
@@ -59,15 +59,23 @@ impl Strategy for Nodes {
         }
     }
 
+    fn prepare_create(&self, object: &mut Value) {
+        remove(&mut object["spec"], "configSource");
+        remove(&mut object["status"], "config");
+    }
+
     fn prepare_update(&self, new: &mut Value, old: &Value) {
         keep(new, old, "status");
+        if !present(&old["spec"], "configSource") {
+            remove(&mut new["spec"], "configSource");
+        }
     }
 
     fn prepare_status_update(&self, new: &mut Value, old: &Value) {
         keep(new, old, "spec");
         // As upstream: kubelets are no longer configured through the API, and nothing new is reported of that.
         if !present(&old["status"], "config") {
-            crate::kinds::common::access::remove(&mut new["status"], "config");
+            remove(&mut new["status"], "config");
         }
     }
 
@@ -95,6 +103,19 @@ impl Strategy for Nodes {
 
     fn validate_status_update(&self, new: &Value, old: &Value) -> FieldErrors {
         validate_change(new, old)
+    }
+
+    fn warnings(&self, object: &Value) -> Vec<String> {
+        let spec = &object["spec"];
+        let mut warnings = Vec::new();
+        if present(spec, "configSource") {
+            warnings.push("spec.configSource: the feature is removed".to_owned());
+        }
+        if !text(spec, "externalID").is_empty() {
+            warnings
+                .push("spec.externalID: this field is deprecated, and is unused by Kubernetes".to_owned());
+        }
+        warnings
     }
 
     fn selectable_fields(&self) -> &'static [&'static str] {
@@ -129,6 +150,10 @@ impl Strategy for Nodes {
             "" => UNKNOWN,
             value => value,
         };
+        let kernel = match text(info, "architecture") {
+            "" => known("kernelVersion").to_owned(),
+            architecture => format!("{} ({architecture})", known("kernelVersion")),
+        };
         vec![
             crate::meta::name(object).into(),
             status_cell(object).into(),
@@ -138,7 +163,7 @@ impl Strategy for Nodes {
             address(status, "InternalIP").into(),
             address(status, "ExternalIP").into(),
             known("osImage").into(),
-            known("kernelVersion").into(),
+            kernel.into(),
             known("containerRuntimeVersion").into(),
         ]
     }
@@ -366,7 +391,24 @@ fn validate_pod_cidrs(spec: &Value, path: &Path) -> FieldErrors {
             Err(found) => errors.extend(found),
         }
     }
-    if errors.is_empty() && families.len() < ranges.len() {
+    if ranges.len() < 2 {
+        return errors;
+    }
+    // As upstream: the ranges are read once more for their families.
+    if let Some((index, range)) =
+        ranges.iter().enumerate().find(|(_, range)| cidr(range.as_str().unwrap_or_default(), path).is_err())
+    {
+        let range = range.as_str().unwrap_or_default();
+        errors.push(FieldError::internal(
+            path,
+            format!(
+                "invalid PodCIDRs. failed to check with dual stack with error:invalid CIDR[{index}]: <nil> \
+                 (invalid CIDR address: {range})"
+            ),
+        ));
+        families.clear();
+    }
+    if families.len() < ranges.len() {
         errors.push(FieldError::invalid(
             path,
             ranges.to_vec(),

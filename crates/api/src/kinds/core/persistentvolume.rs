@@ -16,7 +16,7 @@ use crate::kinds::core::pod::defaults::default_resource_list;
 use crate::kinds::core::pod::resources::amounts;
 use crate::kinds::core::pod::validate_node_selector;
 use crate::meta_validation::{dns1123_label, dns1123_subdomain};
-use crate::resource::{Column, Strategy};
+use crate::resource::{Column, MetadataUse, Strategy};
 use ferrite_json::{Value, json};
 use jiff::Timestamp;
 
@@ -51,6 +51,10 @@ const EXPAND_SECRET: &str = "controllerExpandSecretRef";
 pub(in crate::kinds) struct PersistentVolumes;
 
 impl Strategy for PersistentVolumes {
+    fn metadata_use(&self) -> MetadataUse {
+        MetadataUse::ContentTwice
+    }
+
     fn default(&self, object: &mut Value) {
         let spec = ensure_object(object, "spec");
         default_text(spec, "persistentVolumeReclaimPolicy", "Retain");

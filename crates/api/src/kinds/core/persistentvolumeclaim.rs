@@ -13,7 +13,7 @@ use crate::kinds::core::pod::defaults::default_resource_list;
 use crate::kinds::core::pod::resources::{amounts, is_native};
 use crate::meta_validation::{dns1123_subdomain, qualified_name};
 use crate::quantity::Quantity;
-use crate::resource::{Column, Strategy};
+use crate::resource::{Column, MetadataUse, Strategy};
 use crate::selector::validate_label_selector;
 use ferrite_json::{Value, json};
 use jiff::Timestamp;
@@ -23,6 +23,10 @@ const CLASS_ANNOTATION: &str = "volume.beta.kubernetes.io/storage-class";
 pub(in crate::kinds) struct PersistentVolumeClaims;
 
 impl Strategy for PersistentVolumeClaims {
+    fn metadata_use(&self) -> MetadataUse {
+        MetadataUse::Everything
+    }
+
     fn default(&self, object: &mut Value) {
         default_claim_spec(ensure_object(object, "spec"));
         let status = ensure_object(object, "status");
@@ -48,7 +52,7 @@ impl Strategy for PersistentVolumeClaims {
         if !present(&old["spec"], "dataSourceRef") {
             drop_foreign_source(spec);
         }
-        if !present(&old["spec"], "dataSource") {
+        if !["dataSource", "dataSourceRef"].iter().any(|key| present(&old["spec"], key)) {
             drop_unknown_source(spec);
         }
         copy_data_source(spec);
@@ -172,8 +176,12 @@ pub(in crate::kinds) fn default_claim_spec(spec: &mut Value) {
     }
 }
 
-/// The older field knows two kinds of sources; others are ignored, as they always were.
+/// The older field knows two kinds of sources; others are ignored, as they always were. A client that sets the newer
+/// field, too, is told of them.
 fn drop_unknown_source(spec: &mut Value) {
+    if present(spec, "dataSourceRef") {
+        return;
+    }
     let known = object(spec, "dataSource").is_none_or(|source| {
         matches!(
             (text(source, "apiGroup"), text(source, "kind")),
@@ -287,19 +295,22 @@ fn validate_data_sources(spec: &Value, path: &Path) -> FieldErrors {
             errors.extend(complaints(&path.child("apiGroup"), group, dns1123_subdomain(group)));
         }
     }
-    let shown = path.child("dataSource");
+    // As upstream: the value that is shown is a path, of which nothing can be shown.
     match (source, reference) {
         (Some(_), Some(reference)) if !text(reference, "namespace").is_empty() => {
             errors.push(FieldError::invalid(
                 path,
-                shown.as_str(),
+                json!({}),
                 "may not be specified when dataSourceRef.namespace is specified",
             ));
         }
         (Some(source), Some(reference)) => {
-            let same = ["apiGroup", "kind", "name"].iter().all(|k| text(source, k) == text(reference, k));
+            // As upstream: an empty group is not the same as none.
+            let group = |from: &Value| from["apiGroup"].as_str().map(str::to_owned);
+            let same = group(source) == group(reference)
+                && ["kind", "name"].iter().all(|k| text(source, k) == text(reference, k));
             if !same {
-                errors.push(FieldError::invalid(path, shown.as_str(), "must match dataSourceRef"));
+                errors.push(FieldError::invalid(path, json!({}), "must match dataSourceRef"));
             }
         }
         _ => {}
@@ -326,11 +337,15 @@ fn validate_change(new: &Value, old: &Value) -> FieldErrors {
     let annotated =
         |claim: &Value| claim["metadata"]["annotations"][CLASS_ANNOTATION].as_str().map(str::to_owned);
     let unclassed = !present(&was, "storageClassName") && present(&is, "storageClassName");
-    if unclassed && annotated(old).is_none_or(|class| class == text(&is, "storageClassName")) {
-        keep(&mut was, &is, "storageClassName");
-    }
     let (class, class_before) = (annotated(new), annotated(old));
-    if class != class_before && !(unclassed && class.is_none() && class_before.is_some()) {
+    let named = text(&is, "storageClassName").to_owned();
+    let upgrades = unclassed
+        && class_before.as_ref() == Some(&named)
+        && class.as_ref().is_none_or(|class| *class == named);
+    if unclassed && class_before.as_ref().is_none_or(|class| *class == named) {
+        remove(&mut is, "storageClassName");
+    }
+    if !upgrades && class.clone().unwrap_or_default() != class_before.unwrap_or_default() {
         errors.push(FieldError::invalid(
             &Path::new("metadata").child("annotations").child(CLASS_ANNOTATION),
             class.unwrap_or_default(),

@@ -7,7 +7,7 @@ use crate::kinds::common::access::{default_text, ensure_object, map, text};
 use crate::kinds::common::row::{NAME, shown};
 use crate::kinds::core::configmap::{DATA_MAX, decoded_len, immutable_errors};
 use crate::meta_validation::config_map_key;
-use crate::resource::{Column, Strategy};
+use crate::resource::{Column, MetadataUse, Strategy};
 use crate::table::age;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -19,6 +19,10 @@ const ACCOUNT_ANNOTATION: &str = "kubernetes.io/service-account.name";
 pub(in crate::kinds) struct Secrets;
 
 impl Strategy for Secrets {
+    fn metadata_use(&self) -> MetadataUse {
+        MetadataUse::Everything
+    }
+
     fn default(&self, object: &mut Value) {
         default_text(object, "type", "Opaque");
         merge_string_data(object);

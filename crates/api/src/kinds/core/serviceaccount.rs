@@ -7,6 +7,8 @@ use crate::table::age;
 use ferrite_json::{Value, json};
 use jiff::Timestamp;
 
+const ENFORCE_SECRETS: &str = "kubernetes.io/enforce-mountable-secrets";
+
 pub(in crate::kinds) struct ServiceAccounts;
 
 impl Strategy for ServiceAccounts {
@@ -20,6 +22,23 @@ impl Strategy for ServiceAccounts {
 
     fn prepare_update(&self, new: &mut Value, _old: &Value) {
         keep_only_secret_names(new);
+    }
+
+    fn warnings(&self, object: &Value) -> Vec<String> {
+        match object["metadata"]["annotations"].get(ENFORCE_SECRETS) {
+            Some(_) => vec![format!(
+                "metadata.annotations[{ENFORCE_SECRETS}]: deprecated in v1.32+; prefer separate namespaces to isolate \
+                 access to mounted secrets"
+            )],
+            None => Vec::new(),
+        }
+    }
+
+    fn warnings_on_update(&self, new: &Value, old: &Value) -> Vec<String> {
+        match self.warnings(old).is_empty() {
+            true => self.warnings(new),
+            false => Vec::new(),
+        }
     }
 
     fn returns_deleted(&self) -> bool {

@@ -1,14 +1,16 @@
 //! EndpointSlices.
 
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::common::access::{default_field, ensure_object, list, list_mut, map, strings, text};
+use crate::kinds::common::access::{
+    default_field, ensure_object, list, list_mut, map, remove, strings, text,
+};
 use crate::kinds::common::check::{
     IMMUTABLE, PROTOCOLS, complaints, endpoint_address, ip, ip_warning, one_of,
 };
 use crate::kinds::common::row::{NAME, shown};
 use crate::kinds::core::endpoints::first_few;
 use crate::meta_validation::{dns1123_label, dns1123_subdomain, label_value, qualified_name};
-use crate::resource::{Column, Strategy};
+use crate::resource::{Column, MetadataUse, Strategy};
 use crate::table::age;
 use ferrite_json::Value;
 use jiff::Timestamp;
@@ -17,6 +19,10 @@ use std::collections::HashSet;
 pub(in crate::kinds) struct EndpointSlices;
 
 impl Strategy for EndpointSlices {
+    fn metadata_use(&self) -> MetadataUse {
+        MetadataUse::Content
+    }
+
     fn default(&self, object: &mut Value) {
         for port in list_mut(object, "ports") {
             default_field(port, "name", "");
@@ -34,9 +40,19 @@ impl Strategy for EndpointSlices {
         let kind = text(object, "addressType");
         let mut errors: FieldErrors =
             one_of(object, "addressType", &Path::default(), &["FQDN", "IPv4", "IPv6"]).into_iter().collect();
-        errors.extend(validate_endpoints(list(object, "endpoints"), kind, &Path::new("endpoints")));
         errors.extend(validate_ports(list(object, "ports"), &Path::new("ports")));
+        errors.extend(validate_endpoints(list(object, "endpoints"), kind, &Path::new("endpoints")));
         errors
+    }
+
+    fn prepare_create(&self, object: &mut Value) {
+        drop_topology(object);
+    }
+
+    fn prepare_update(&self, new: &mut Value, old: &Value) {
+        if new["endpoints"] != old["endpoints"] {
+            drop_topology(new);
+        }
     }
 
     fn validate_update(&self, new: &Value, old: &Value) -> FieldErrors {
@@ -105,6 +121,13 @@ const PORTS_MAX: usize = 20_000;
 const ZONES_MAX: usize = 8;
 const NODES_MAX: usize = 8;
 
+/// The labels of the older version can be read, and no longer be written.
+fn drop_topology(slice: &mut Value) {
+    for endpoint in list_mut(slice, "endpoints") {
+        remove(endpoint, "deprecatedTopology");
+    }
+}
+
 fn validate_endpoints(endpoints: &[Value], kind: &str, path: &Path) -> FieldErrors {
     if endpoints.len() > ENDPOINTS_MAX {
         return vec![FieldError::too_many(path, endpoints.len(), ENDPOINTS_MAX)];
@@ -168,8 +191,13 @@ fn validate_hints(hints: &[Value], path: &Path, check: impl Fn(&str) -> Vec<Stri
 
 fn validate_address(address: &str, kind: &str, path: &Path, index: usize) -> FieldErrors {
     let at = path.index(index);
-    if kind == "FQDN" {
-        return complaints(&at, address, dns1123_subdomain(address.strip_suffix('.').unwrap_or(address)));
+    match kind {
+        "FQDN" => {
+            return complaints(&at, address, dns1123_subdomain(address.strip_suffix('.').unwrap_or(address)));
+        }
+        "IPv4" | "IPv6" => {}
+        // As upstream: addresses of unknown types are not checked.
+        _ => return Vec::new(),
     }
     let parsed = match ip(address, &at) {
         Ok(parsed) => parsed,

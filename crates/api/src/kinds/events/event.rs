@@ -5,7 +5,9 @@ use crate::kinds::common::access::{default_field, ensure_object, present, remove
 use crate::kinds::common::check::IMMUTABLE;
 use crate::kinds::common::go;
 use crate::kinds::core::event::{self, Events};
-use crate::meta_validation::{dns1123_subdomain, validate_metadata, validate_metadata_update};
+use crate::meta_validation::{
+    dns1123_subdomain, unknown_finalizers, validate_metadata, validate_metadata_update,
+};
 use crate::resource::{Column, MetadataUse, Storage, Strategy};
 use ferrite_json::Value;
 use jiff::Timestamp;
@@ -68,6 +70,10 @@ impl Strategy for EventsV1 {
         MetadataUse::Nothing
     }
 
+    fn has_dependents(&self) -> bool {
+        false
+    }
+
     fn default(&self, object: &mut Value) {
         for key in ["regarding", "deprecatedSource"] {
             ensure_object(object, key);
@@ -81,6 +87,7 @@ impl Strategy for EventsV1 {
         let event = stored(object);
         let mut errors = event::validate_legacy(&event, "reportingController");
         errors.extend(validate_metadata(object, true, dns1123_subdomain));
+        errors.extend(unknown_finalizers(object));
         errors.extend(event::validate_series(&event));
         if !present(&event, "eventTime") {
             errors.push(FieldError::required(&Path::new("eventTime"), ""));
@@ -126,6 +133,7 @@ impl Strategy for EventsV1 {
         let (new, old) = (stored(new), stored(old));
         let mut errors = event::validate_legacy(&new, "reportingController");
         errors.extend(validate_metadata_update(&new, &old));
+        errors.extend(unknown_finalizers(&new));
         if new["series"] != old["series"] {
             errors.extend(event::validate_series(&new));
         }

@@ -1,6 +1,6 @@
 //! FlowSchemas.
 
-use super::validate_conditions;
+use super::{prepare_status, validate_conditions};
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::common::access::{
     default_int, ensure_object, flag, int, list, object, present, strings, text,
@@ -10,7 +10,7 @@ use crate::kinds::common::check::complaints;
 use crate::kinds::common::go;
 use crate::kinds::common::row::{NAME, shown};
 use crate::meta_validation::{dns1123_label, dns1123_subdomain};
-use crate::resource::{Column, StatusUse, Strategy};
+use crate::resource::{Column, MetadataUse, StatusUse, Strategy};
 use crate::table::NONE;
 use ferrite_json::{Value, json};
 use jiff::Timestamp;
@@ -23,6 +23,10 @@ const VERBS: &[&str] =
 pub(in crate::kinds) struct FlowSchemas;
 
 impl Strategy for FlowSchemas {
+    fn metadata_use(&self) -> MetadataUse {
+        MetadataUse::Content
+    }
+
     fn default(&self, object: &mut Value) {
         let spec = ensure_object(object, "spec");
         default_int(spec, "matchingPrecedence", PRECEDENCE);
@@ -31,6 +35,10 @@ impl Strategy for FlowSchemas {
 
     fn status_use(&self) -> StatusUse {
         StatusUse::Alone
+    }
+
+    fn prepare_status_update(&self, new: &mut Value, old: &Value) {
+        prepare_status(new, old);
     }
 
     fn validate(&self, object: &Value) -> FieldErrors {

@@ -4,9 +4,18 @@ pub(super) mod flowschema;
 pub(super) mod prioritylevel;
 
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::common::access::{list, text};
+use crate::kinds::common::access::{keep_metadata, list, text};
+use crate::resource::keep_all_but_status;
 use ferrite_json::Value;
 use std::collections::HashSet;
+
+/// As upstream: a status brings no metadata at all, not even those that others refuse.
+fn prepare_status(new: &mut Value, old: &Value) {
+    keep_all_but_status(new, old);
+    for key in ["uid", "deletionGracePeriodSeconds"] {
+        keep_metadata(new, old, key);
+    }
+}
 
 /// Conditions have a type, and each type occurs once.
 fn validate_conditions(status: &Value) -> FieldErrors {

@@ -1,6 +1,6 @@
 //! PriorityLevelConfigurations.
 
-use super::validate_conditions;
+use super::{prepare_status, validate_conditions};
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::common::access::{
     default_field, default_int, ensure_object, int, object, object_mut, present, text,
@@ -8,7 +8,7 @@ use crate::kinds::common::access::{
 use crate::kinds::common::cell;
 use crate::kinds::common::go;
 use crate::kinds::common::row::{NAME, shown};
-use crate::resource::{Column, StatusUse, Strategy};
+use crate::resource::{Column, MetadataUse, StatusUse, Strategy};
 use crate::table::NONE;
 use ferrite_json::{Value, json};
 use jiff::Timestamp;
@@ -21,6 +21,10 @@ const HASH_BITS: f64 = 60.0;
 pub(in crate::kinds) struct PriorityLevels;
 
 impl Strategy for PriorityLevels {
+    fn metadata_use(&self) -> MetadataUse {
+        MetadataUse::Content
+    }
+
     fn default(&self, object: &mut Value) {
         let spec = ensure_object(object, "spec");
         if text(spec, "type") == "Exempt" {
@@ -42,6 +46,10 @@ impl Strategy for PriorityLevels {
         StatusUse::Alone
     }
 
+    fn prepare_status_update(&self, new: &mut Value, old: &Value) {
+        prepare_status(new, old);
+    }
+
     fn validate(&self, object: &Value) -> FieldErrors {
         let (spec, path) = (&object["spec"], Path::new("spec"));
         let kind = text(spec, "type");
@@ -53,7 +61,7 @@ impl Strategy for PriorityLevels {
                 errors.push(FieldError::invalid(
                     &path.child("type"),
                     kind,
-                    "type must be 'Exempt' if and only if name is 'exempt'",
+                    "must be 'Exempt' if and only if `name` is 'exempt'",
                 ));
             }
             errors.extend(validate_kind(spec, kind, &path));

@@ -6,7 +6,7 @@ use crate::kinds::common::cell;
 use crate::kinds::common::check::{complaints, ip, lenient_ip, port};
 use crate::kinds::common::row::{NAME, shown};
 use crate::meta_validation::{dns1123_label, dns1123_subdomain, path_segment, port_name, wildcard_subdomain};
-use crate::resource::{Column, StatusUse, Strategy};
+use crate::resource::{Column, MetadataUse, StatusUse, Strategy};
 use crate::table::NONE;
 use ferrite_json::Value;
 use jiff::Timestamp;
@@ -19,6 +19,10 @@ const HOSTS_SHOWN: usize = 3;
 pub(in crate::kinds) struct Ingresses;
 
 impl Strategy for Ingresses {
+    fn metadata_use(&self) -> MetadataUse {
+        MetadataUse::Everything
+    }
+
     fn default(&self, object: &mut Value) {
         ensure_object(object, "spec");
     }
@@ -145,7 +149,7 @@ fn validate_spec(spec: &Value, path: &Path) -> FieldErrors {
     if rules.is_empty() && backend.is_none() {
         errors.push(FieldError::invalid(
             path,
-            Value::Null,
+            spec["rules"].clone(),
             "either `defaultBackend` or `rules` must be specified",
         ));
     }

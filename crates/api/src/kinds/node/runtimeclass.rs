@@ -10,7 +10,7 @@ use crate::kinds::core::pod::defaults::default_resource_list;
 use crate::kinds::core::pod::resources::validate_resources;
 use crate::kinds::core::pod::validate_tolerations;
 use crate::meta_validation::{dns1123_label, validate_labels};
-use crate::resource::{Column, Strategy};
+use crate::resource::{Column, MetadataUse, Strategy};
 use ferrite_json::{Value, json};
 use jiff::Timestamp;
 use std::collections::HashSet;
@@ -18,6 +18,14 @@ use std::collections::HashSet;
 pub(in crate::kinds) struct RuntimeClasses;
 
 impl Strategy for RuntimeClasses {
+    fn metadata_use(&self) -> MetadataUse {
+        MetadataUse::Everything
+    }
+
+    fn knows_finalizers(&self) -> bool {
+        false
+    }
+
     fn default(&self, object: &mut Value) {
         if let Some(fixed) = object_mut(object, "overhead").and_then(|o| o.get_mut("podFixed")) {
             default_resource_list(fixed);

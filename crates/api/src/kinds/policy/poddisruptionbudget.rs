@@ -1,12 +1,12 @@
 //! PodDisruptionBudgets.
 
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::common::access::{ensure_object, int, present};
+use crate::kinds::common::access::{ensure_object, int, list, present};
 use crate::kinds::common::cell;
-use crate::kinds::common::check::{at_most_whole, int_or_percent, not_negative, one_of_if_set};
+use crate::kinds::common::check::{at_most_whole, conditions, int_or_percent, not_negative, one_of_if_set};
 use crate::kinds::common::go;
 use crate::kinds::common::row::{NAME, number, shown};
-use crate::resource::{Column, StatusUse, Strategy};
+use crate::resource::{Column, MetadataUse, StatusUse, Strategy};
 use crate::selector::validate_label_selector;
 use ferrite_json::Value;
 use jiff::Timestamp;
@@ -16,6 +16,18 @@ const NOT_APPLICABLE: &str = "N/A";
 pub(in crate::kinds) struct PodDisruptionBudgets;
 
 impl Strategy for PodDisruptionBudgets {
+    fn metadata_use(&self) -> MetadataUse {
+        MetadataUse::Nothing
+    }
+
+    fn status_metadata_use(&self) -> MetadataUse {
+        MetadataUse::Nothing
+    }
+
+    fn knows_finalizers(&self) -> bool {
+        false
+    }
+
     fn default(&self, object: &mut Value) {
         ensure_object(object, "spec");
     }
@@ -53,11 +65,12 @@ impl Strategy for PodDisruptionBudgets {
     }
 
     fn validate_status_update(&self, new: &Value, _old: &Value) -> FieldErrors {
-        let path = Path::new("status");
-        ["disruptionsAllowed", "currentHealthy", "desiredHealthy", "expectedPods"]
-            .iter()
-            .filter_map(|key| not_negative(&new["status"], key, &path))
-            .collect()
+        let (status, path) = (&new["status"], Path::new("status"));
+        let mut errors = conditions(list(status, "conditions"), &path.child("conditions"));
+        for key in ["disruptionsAllowed", "currentHealthy", "desiredHealthy", "expectedPods"] {
+            errors.extend(not_negative(status, key, &path));
+        }
+        errors
     }
 
     fn validate_name(&self, _name: &str) -> Vec<String> {

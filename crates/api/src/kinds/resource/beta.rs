@@ -26,7 +26,7 @@ const fn storage(
 }
 
 fn converted<S: Strategy>(inner: S, storage: Storage) -> Converted<S> {
-    Converted { inner, storage, default: |_| {} }
+    Converted { inner, storage, default: |_| {}, hidden: &[] }
 }
 
 pub(in crate::kinds) fn claims() -> impl Strategy {

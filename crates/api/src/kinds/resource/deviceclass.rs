@@ -1,10 +1,11 @@
 //! DeviceClasses.
 
 use super::claim::{validate_config, validate_selectors};
-use crate::field::{FieldErrors, Path};
+use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::common::access::{ensure_object, list};
 use crate::kinds::common::cell;
 use crate::kinds::common::row::{NAME, shown};
+use crate::kinds::core::pod::resources::is_extended_resource;
 use crate::meta_validation::long_name;
 use crate::resource::{Column, MetadataUse, Strategy};
 use ferrite_json::Value;
@@ -26,6 +27,15 @@ impl Strategy for DeviceClasses {
         let mut errors = validate_selectors(list(spec, "selectors"), &path.child("selectors"));
         for (index, config) in list(spec, "config").iter().enumerate() {
             errors.extend(validate_config(config, &path.child("config").index(index)));
+        }
+        if let Some(name) = spec["extendedResourceName"].as_str()
+            && !is_extended_resource(name)
+        {
+            errors.push(FieldError::invalid(
+                &path.child("extendedResourceName"),
+                name,
+                "must be a valid extended resource name",
+            ));
         }
         errors
     }

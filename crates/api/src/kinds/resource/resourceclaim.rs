@@ -9,7 +9,7 @@ use crate::kinds::common::cell;
 use crate::kinds::common::check::IMMUTABLE;
 use crate::kinds::common::go;
 use crate::kinds::common::row::{NAME, shown};
-use crate::meta_validation::{validate_annotations, validate_labels};
+use crate::kinds::core::pod::volumes::validate_template_metadata;
 use crate::resource::{Column, MetadataUse, StatusUse, Strategy, keep_all_but_status};
 use ferrite_json::Value;
 use jiff::Timestamp;
@@ -20,6 +20,10 @@ const CONSUMERS_MAX: usize = 256;
 pub(in crate::kinds) struct ResourceClaims;
 
 impl Strategy for ResourceClaims {
+    fn status_has_table(&self) -> bool {
+        false
+    }
+
     fn metadata_use(&self) -> MetadataUse {
         MetadataUse::Everything
     }
@@ -162,12 +166,7 @@ impl Strategy for ResourceClaimTemplates {
 
     fn validate(&self, object: &Value) -> FieldErrors {
         let (template, path) = (&object["spec"], Path::new("spec"));
-        let metadata = &template["metadata"];
-        let mut errors = validate_labels(&metadata["labels"], &path.child("metadata").child("labels"));
-        errors.extend(validate_annotations(
-            &metadata["annotations"],
-            &path.child("metadata").child("annotations"),
-        ));
+        let mut errors = validate_template_metadata(&template["metadata"], &path.child("metadata"));
         errors.extend(validate_claim(&template["spec"], &path.child("spec")));
         errors
     }

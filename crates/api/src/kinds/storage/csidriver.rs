@@ -1,7 +1,7 @@
 //! CSIDrivers.
 
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::common::access::{default_field, ensure_object, list, present, strings, text};
+use crate::kinds::common::access::{default_field, ensure_object, list, present, remove, strings, text};
 use crate::kinds::common::cell;
 use crate::kinds::common::check::{immutable, one_of_if_set};
 use crate::kinds::common::row::{NAME, boolean, shown};
@@ -29,6 +29,17 @@ impl Strategy for CsiDrivers {
         }
         default_field(spec, "requiresRepublish", false);
         default_field(spec, "seLinuxMount", false);
+    }
+
+    /// As upstream without the gate VolumeLimitScaling.
+    fn prepare_create(&self, object: &mut Value) {
+        remove(&mut object["spec"], "preventPodSchedulingIfMissing");
+    }
+
+    fn prepare_update(&self, new: &mut Value, old: &Value) {
+        if !present(&old["spec"], "preventPodSchedulingIfMissing") {
+            remove(&mut new["spec"], "preventPodSchedulingIfMissing");
+        }
     }
 
     fn validate(&self, object: &Value) -> FieldErrors {
@@ -65,6 +76,15 @@ impl Strategy for CsiDrivers {
                 &path.child("nodeAllocatableUpdatePeriodSeconds"),
                 seconds,
                 format!("must be greater than or equal to {UPDATE_SECONDS_MIN} seconds"),
+            ));
+        }
+        if let Some(set) = spec["serviceAccountTokenInSecrets"].as_bool()
+            && list(spec, "tokenRequests").is_empty()
+        {
+            errors.push(FieldError::invalid(
+                &path.child("serviceAccountTokenInSecrets"),
+                set,
+                "serviceAccountTokenInSecrets is set but no tokenRequests are specified",
             ));
         }
         errors

@@ -8,16 +8,20 @@ use crate::kinds::common::go;
 use crate::kinds::common::row::{NAME, number, shown};
 use crate::kinds::common::volume_source::validate_driver_name;
 use crate::meta_validation::qualified_name;
-use crate::resource::{Column, Strategy};
+use crate::resource::{Column, MetadataUse, Strategy};
 use ferrite_json::Value;
 use jiff::Timestamp;
 use std::collections::HashSet;
 
-const NODE_ID_MAX: usize = 192;
+const NODE_ID_MAX: usize = 256;
 
 pub(in crate::kinds) struct CsiNodes;
 
 impl Strategy for CsiNodes {
+    fn metadata_use(&self) -> MetadataUse {
+        MetadataUse::Content
+    }
+
     fn default(&self, object: &mut Value) {
         ensure_object(object, "spec");
     }

@@ -5,13 +5,17 @@ use crate::kinds::common::access::text;
 use crate::kinds::common::check::{NOT_NEGATIVE, complaints, immutable};
 use crate::meta_validation::dns1123_subdomain;
 use crate::quantity::{Quantity, canonicalise};
-use crate::resource::Strategy;
+use crate::resource::{MetadataUse, Strategy};
 use crate::selector::validate_label_selector;
 use ferrite_json::Value;
 
 pub(in crate::kinds) struct CsiStorageCapacities;
 
 impl Strategy for CsiStorageCapacities {
+    fn metadata_use(&self) -> MetadataUse {
+        MetadataUse::Everything
+    }
+
     fn default(&self, object: &mut Value) {
         for key in ["capacity", "maximumVolumeSize"] {
             if let Some(amount) = object.get_mut(key) {

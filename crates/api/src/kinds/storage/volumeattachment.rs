@@ -9,7 +9,7 @@ use crate::kinds::common::row::{NAME, boolean, shown};
 use crate::kinds::common::volume_source::validate_driver_name;
 use crate::kinds::core::persistentvolume;
 use crate::meta_validation::dns1123_subdomain;
-use crate::resource::{Column, StatusUse, Strategy};
+use crate::resource::{Column, MetadataUse, StatusUse, Strategy};
 use ferrite_json::Value;
 use jiff::Timestamp;
 
@@ -20,6 +20,14 @@ const MESSAGE_MAX: usize = 1024;
 pub(in crate::kinds) struct VolumeAttachments;
 
 impl Strategy for VolumeAttachments {
+    fn metadata_use(&self) -> MetadataUse {
+        MetadataUse::Content
+    }
+
+    fn status_metadata_use(&self) -> MetadataUse {
+        MetadataUse::Nothing
+    }
+
     fn default(&self, object: &mut Value) {
         ensure_object(ensure_object(object, "spec"), "source");
     }

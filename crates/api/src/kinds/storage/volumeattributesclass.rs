@@ -5,13 +5,17 @@ use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::common::access::text;
 use crate::kinds::common::cell;
 use crate::kinds::common::row::{NAME, shown};
-use crate::resource::{Column, Strategy};
+use crate::resource::{Column, MetadataUse, Strategy};
 use ferrite_json::Value;
 use jiff::Timestamp;
 
 pub(in crate::kinds) struct VolumeAttributesClasses;
 
 impl Strategy for VolumeAttributesClasses {
+    fn metadata_use(&self) -> MetadataUse {
+        MetadataUse::Everything
+    }
+
     fn validate(&self, object: &Value) -> FieldErrors {
         let mut errors = validate_provisioner(object, "driverName");
         errors.extend(validate_parameters(object, true));

@@ -1,7 +1,9 @@
 mod behaviour;
+mod changes;
 mod compared;
 mod further;
 mod hostile;
+mod odd_values;
 mod pod_life;
 mod pods;
 mod validation;

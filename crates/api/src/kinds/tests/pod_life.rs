@@ -17,7 +17,48 @@ fn subresources_of_pods_that_cannot_have_them() {
     let policy = pod(container(
         json!({"resources": {"limits": {"cpu": "1", "memory": "1Gi"}}, "resizePolicy": [{"resourceName": "cpu", "restartPolicy": "NotRequired"}]}),
     ));
+    let running = |status: Value| {
+        let state = json!({"name": "c", "state": {"running": {}}});
+        with(sized("1"), json!({"status": with(status, json!({"containerStatuses": [state]}))}))
+    };
+    let small = || json!({"requests": {"cpu": "1", "memory": "1Gi"}});
+    let whole = |resources: Value| {
+        let own = container(json!({"resources": {"requests": {"cpu": "1"}}}));
+        pod(with(own, json!({"spec": {"resources": resources}})))
+    };
+    let kept = "spec.resources.requests: Forbidden: pod-level resource requests cannot be removed";
     for (subresource, old, new, messages) in [
+        ("resize", &whole(small()), &whole(json!({"requests": {"cpu": "2", "memory": "64Mi"}})), vec![]),
+        ("resize", &whole(json!({})), &whole(small()), vec![]),
+        ("resize", &whole(small()), &whole(with(small(), json!({"limits": {"cpu": "4"}}))), vec![]),
+        ("resize", &whole(small()), &whole(json!({"requests": {"cpu": "2"}})), vec![kept]),
+        (
+            "resize",
+            &whole(small()),
+            &whole(json!(null)),
+            vec!["spec.resources: Forbidden: pod-level resources cannot be removed"],
+        ),
+        (
+            "resize",
+            &whole(small()),
+            &whole(with(
+                small(),
+                json!({"requests": {"hugepages-2Mi": "4Mi"}, "limits": {"hugepages-2Mi": "4Mi"}}),
+            )),
+            vec!["spec: Forbidden: only cpu and memory resources are mutable at pod-level"],
+        ),
+        (
+            "resize",
+            &running(json!({})),
+            &sized("2"),
+            vec!["spec: Forbidden: Pod running on node without support for resize"],
+        ),
+        (
+            "resize",
+            &with(sized("1"), json!({"status": {"nodeAllocatableResourceClaimStatuses": [{}]}})),
+            &sized("2"),
+            vec!["spec: Forbidden: pods with node allocatable resource claims cannot be resized"],
+        ),
         (
             "ephemeralcontainers",
             &mirror,

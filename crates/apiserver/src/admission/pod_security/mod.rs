@@ -148,8 +148,8 @@ impl PodSecurity {
         if new.enforce.level == Level::Privileged || relaxed || exempt {
             return Ok(());
         }
-        let pods: Vec<Value> = view.objects("", "pods", attributes.name).take(MAX_PODS).collect();
-        for warning in existing(attributes.name, new.enforce, &pods) {
+        let pods = view.objects("", "pods", attributes.name).take(MAX_PODS);
+        for warning in existing(attributes.name, new.enforce, pods) {
             attributes.warn(warning);
         }
         Ok(())
@@ -225,13 +225,13 @@ fn is_significant(new: &Value, old: &Value) -> bool {
 }
 
 /// The warnings about existing pods that a level would refuse: one line per kind of violation.
-fn existing(namespace: &str, rule: Rule, pods: &[Value]) -> Vec<String> {
-    let mut found: BTreeMap<String, (&str, usize)> = BTreeMap::new();
+fn existing(namespace: &str, rule: Rule, pods: impl Iterator<Item = Value>) -> Vec<String> {
+    let mut found: BTreeMap<String, (String, usize)> = BTreeMap::new();
     for pod in pods {
-        let violations = checks::run(rule, pod);
+        let violations = checks::run(rule, &pod);
         if !violations.is_empty() {
             let reasons: Vec<&str> = violations.iter().map(|v| &*v.reason).collect();
-            found.entry(reasons.join(", ")).or_insert((meta::name(pod), 0)).1 += 1;
+            found.entry(reasons.join(", ")).or_insert_with(|| (meta::name(&pod).to_owned(), 0)).1 += 1;
         }
     }
     let mut lines: Vec<String> = found
@@ -273,7 +273,7 @@ mod tests {
         let pod = |name: &str| json!({"metadata": {"name": name}, "spec": {"hostNetwork": true}});
         let pods = [pod("a"), pod("b"), pod("c"), json!({"metadata": {"name": "fine"}, "spec": {}})];
         assert_eq!(
-            existing("ns", rule, &pods),
+            existing("ns", rule, pods.into_iter()),
             [
                 r#"existing pods in namespace "ns" violate the new PodSecurity enforce level "baseline:latest""#,
                 "a (and 2 other pods): host namespaces",

@@ -46,7 +46,11 @@ impl Csi {
         self.shared.node.synced().await;
         let mut backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(60), 0.1);
         while let Err(problem) = self.change_drivers(|drivers| drivers).await {
-            tracing::warn!(%problem, "could not make the CSINode; will try again");
+            match problem {
+                // At the first start of every node.
+                NodeInfoError::NotRegistered(_) => tracing::debug!(%problem, "the CSINode has to wait"),
+                _ => tracing::warn!(%problem, "could not make the CSINode; will try again"),
+            }
             tokio::time::sleep(backoff.next_delay()).await;
         }
         let (mut seen, mut in_use) = (self.shared.node_seen.clone(), self.shared.in_use.subscribe());

@@ -71,7 +71,7 @@ impl Plugin for PortMap {
             BTreeMap::from([(call.environment.container.clone(), Published { addresses, ports })]);
         for family in addresses.families() {
             let whole = whole_table(family, &links, &published);
-            table(call, family)?.apply(&whole, &[]).map_err(Failure::of("nftables"))?;
+            table(call, family)?.apply(&whole).map_err(Failure::of("nftables"))?;
         }
         let host = Netns::current().map_err(Failure::of("this namespace"))?;
         for link in links.iter().filter(|_| addresses.of(IpFamily::V4).is_some()) {

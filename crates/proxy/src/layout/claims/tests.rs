@@ -49,12 +49,12 @@ fn text(claim: &Claim) -> String {
             .collect();
         words.join(" ")
     };
-    let last = claim.key.last.as_ref().map(|last| format!(" - {}", key(last))).unwrap_or_default();
+    let last = claim.key.last().map(|last| format!(" - {}", key(last))).unwrap_or_default();
     let value = match claim.value {
         ClaimValue::Member => String::new(),
         ClaimValue::Class(class) => format!(" : {}", class.chain()),
     };
-    format!("{} {}{last}{value}", claim.set.shape().name, key(&claim.key.first))
+    format!("{} {}{last}{value}", claim.set.shape().name, key(claim.key.first()))
 }
 
 /// The port 80 of TCP as the kernel has it.

@@ -175,7 +175,7 @@ fn choices() {
         assert_eq!(octets(&chosen.local), *local, "{name}: local");
         assert_eq!(chosen.any, *any, "{name}: any");
         let here: BTreeSet<_> = endpoints.iter().filter(|e| e.local).map(|e| e.address).collect();
-        let used: BTreeSet<_> = chosen.cluster.iter().chain(&chosen.local).copied().collect();
+        let used: BTreeSet<_> = chosen.cluster.iter().chain(chosen.local.iter()).copied().collect();
         assert_eq!(chosen.on_this_node, used.intersection(&here).copied().collect(), "{name}: on this node");
     }
 }

@@ -3,10 +3,12 @@
 
 mod challenge;
 
+use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_RANGE, HeaderValue, RANGE, WWW_AUTHENTICATE};
+use reqwest::redirect::Policy;
 use reqwest::{RequestBuilder, Response, StatusCode, Url};
 use serde::Deserialize;
 
@@ -26,6 +28,7 @@ pub(super) const MAX_MANIFEST: u64 = 4 * 1048 * 1048;
 const MAX_ANSWER: u64 = 1 << 20;
 /// Our client id at token servers.
 const CLIENT_ID: &str = "ferrite";
+const MAX_REDIRECTS: usize = 10;
 /// A token is renewed this long before it ends.
 const MARGIN: Duration = Duration::from_secs(5);
 
@@ -61,6 +64,23 @@ struct RegistryFault {
     message: String,
 }
 
+/// Returns true if a URL leads to this machine or to a service of its link, such as a cloud's metadata. A registry
+/// elsewhere must not send the node there: what the node reads, the registry gets as a token.
+fn is_private(url: &Url) -> bool {
+    let host = url.host_str().unwrap_or_default();
+    // The parser of URLs has made every form of an address the usual one.
+    let Ok(address) = host.trim_matches(['[', ']']).parse::<IpAddr>() else {
+        let name = host.trim_end_matches('.');
+        return name == "localhost" || name.ends_with(".localhost");
+    };
+    let address = address.to_canonical();
+    let of_link = match address {
+        IpAddr::V4(address) => address.is_link_local(),
+        IpAddr::V6(address) => address.is_unicast_link_local(),
+    };
+    address.is_loopback() || address.is_unspecified() || of_link
+}
+
 /// Whom a registry's name means: docker's is served under another.
 fn host_of(registry: &str) -> &str {
     match registry {
@@ -79,6 +99,7 @@ impl Registry {
         let Endpoint { host, settings, .. } = endpoint;
         let scheme = if is_loopback(&host) || settings.plain_http { "http" } else { "https" };
         let base = format!("{scheme}://{}", host_of(&host));
+        let private = Url::parse(&base).is_ok_and(|base| is_private(&base));
         let (connect, read) = (config.connect_timeout, config.read_timeout);
         // Reads the machine's certificates.
         let made = tokio::task::spawn_blocking(move || {
@@ -92,6 +113,13 @@ impl Registry {
                 .tls_certs_merge(certificates)
                 .connect_timeout(connect)
                 .read_timeout(read)
+                .redirect(Policy::custom(move |attempt| match () {
+                    () if attempt.previous().len() > MAX_REDIRECTS => attempt.error("too many redirects"),
+                    () if is_private(attempt.url()) && !private => {
+                        attempt.error("a redirect leads to this machine")
+                    }
+                    () => attempt.follow(),
+                }))
                 .user_agent(concat!("ferrite/", env!("CARGO_PKG_VERSION")))
                 .build()
         });
@@ -209,8 +237,7 @@ impl Registry {
         if secret && open && self.base.starts_with("https:") {
             return Err(self.fault("it wants our secret sent to a token server without TLS"));
         }
-        let own = Url::parse(&self.base).ok().and_then(|base| base.host_str().map(is_loopback));
-        if url.host_str().is_some_and(is_loopback) && own != Some(true) {
+        if is_private(&url) && !Url::parse(&self.base).is_ok_and(|base| is_private(&base)) {
             return Err(self.fault("it names a token server on this machine"));
         }
         let scope = scope.unwrap_or_else(|| format!("repository:{}:pull", self.reference.repository()));
@@ -333,6 +360,31 @@ fn clean(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn places_that_a_registry_elsewhere_may_not_name() {
+        for (url, expected) in [
+            ("http://127.0.0.1/token", true),
+            ("http://127.1:5000/", true),
+            ("http://2130706433/", true),
+            ("http://localhost./", true),
+            ("http://LOCALHOST/", true),
+            ("http://x.localhost/", true),
+            ("http://0.0.0.0/", true),
+            ("http://[::1]/", true),
+            ("http://[::]/", true),
+            ("http://[::ffff:127.0.0.1]/", true),
+            ("http://[::ffff:169.254.169.254]/", true),
+            ("http://169.254.169.254/latest/", true),
+            ("http://[fe80::1]/", true),
+            ("https://auth.example.com/token", false),
+            ("https://10.0.0.1/", false),
+            ("https://[2001:db8::1]/", false),
+            ("https://localhost.example.com/", false),
+        ] {
+            assert_eq!(is_private(&Url::parse(url).unwrap()), expected, "{url}");
+        }
+    }
 
     #[test]
     fn ranges() {

@@ -215,6 +215,16 @@ pub fn pod_spec(spec: &Value) -> String {
     lines("PodSpec", &internal_pod_spec(spec))
 }
 
+/// An ephemeral container, over many lines.
+pub fn ephemeral_container(container: &Value) -> String {
+    lines("EphemeralContainer", container)
+}
+
+/// A pod's specification in one line.
+pub fn pod_spec_in_line(spec: &Value) -> String {
+    compact("PodSpec", &internal_pod_spec(spec))
+}
+
 /// A template of pods in one line.
 pub fn pod_template(template: &Value) -> String {
     let mut template = template.clone();

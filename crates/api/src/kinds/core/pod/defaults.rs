@@ -73,8 +73,10 @@ fn drop_disabled(spec: &mut Value) {
     }
     for kind in ["initContainers", "containers"] {
         for container in list_mut(spec, kind) {
-            if let Some(lifecycle) = object_mut(container, "lifecycle") {
-                remove(lifecycle, "stopSignal");
+            let Some(lifecycle) = object_mut(container, "lifecycle") else { continue };
+            let dropped = remove(lifecycle, "stopSignal").is_some();
+            if dropped && lifecycle.as_object().is_some_and(Map::is_empty) {
+                remove(container, "lifecycle");
             }
         }
     }

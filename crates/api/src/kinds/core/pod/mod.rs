@@ -16,7 +16,7 @@ mod spec;
 mod status;
 mod subresource;
 mod update;
-mod volumes;
+pub mod volumes;
 mod warnings;
 mod windows;
 
@@ -57,7 +57,12 @@ impl Strategy for Pods {
     }
 
     fn prepare_create(&self, object: &mut Value) {
-        let mut status = json!({"phase": "Pending", "qosClass": resources::qos_class(&object["spec"])});
+        // As upstream: a class that a client sets stays.
+        let class = match text(&object["status"], "qosClass") {
+            "" => resources::qos_class(&object["spec"]).to_owned(),
+            class => class.to_owned(),
+        };
+        let mut status = json!({"phase": "Pending", "qosClass": class});
         if !list(&object["spec"], "schedulingGates").is_empty() {
             status["conditions"] = json!([{
                 "type": "PodScheduled",
@@ -85,8 +90,9 @@ impl Strategy for Pods {
 
     fn prepare_status_update(&self, new: &mut Value, old: &Value) {
         keep(new, old, "spec");
-        // Agents report status with the metadata that they last saw: ownership and deletion are not theirs.
-        for key in ["ownerReferences", "deletionTimestamp", "deletionGracePeriodSeconds"] {
+        // Agents report status with the metadata that they last saw: ownership and deletion are not theirs. As upstream:
+        // another grace period is refused.
+        for key in ["ownerReferences", "deletionTimestamp"] {
             keep_metadata(new, old, key);
         }
         let class = text(&old["status"], "qosClass");

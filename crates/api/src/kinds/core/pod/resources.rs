@@ -145,6 +145,21 @@ pub fn may_overcommit(name: &str) -> bool {
 
 /// Validates the requests and limits of a container.
 pub fn validate_resources(resources: &Value, claims: &HashSet<&str>, path: &Path) -> FieldErrors {
+    validate_named_resources(resources, claims, path, validate_container_resource_name)
+}
+
+/// As [`validate_resources`], with the names that `validate_name` allows.
+pub fn validate_named_resources(
+    resources: &Value,
+    claims: &HashSet<&str>,
+    path: &Path,
+    validate_name: fn(&str, &Path) -> FieldErrors,
+) -> FieldErrors {
+    let validate_amount = |name: &str, amount: Quantity, path: &Path| {
+        let mut errors = validate_name(name, path);
+        errors.extend(validate_amount(name, amount, path));
+        errors
+    };
     let mut errors = Vec::new();
     let (limits, requests) = (amounts(resources, "limits"), amounts(resources, "requests"));
     let (limits_path, requests_path) = (path.child("limits"), path.child("requests"));
@@ -230,7 +245,7 @@ fn validate_claims(used: &[Value], claims: &HashSet<&str>, path: &Path) -> Field
 }
 
 fn validate_amount(name: &str, amount: Quantity, path: &Path) -> FieldErrors {
-    let mut errors = validate_container_resource_name(name, path);
+    let mut errors = Vec::new();
     if amount.is_negative() {
         errors.push(FieldError::invalid(path, amount.to_string(), NOT_NEGATIVE));
     }
@@ -278,6 +293,13 @@ pub fn validate_container_resource_name(name: &str, path: &Path) -> FieldErrors 
         errors.push(FieldError::invalid(path, name, "doesn't follow extended resource name standard"));
     }
     errors
+}
+
+/// A resource that is not Kubernetes' own, with a name that fits into that of a quota.
+pub fn is_extended_resource(name: &str) -> bool {
+    !is_native(name)
+        && !name.starts_with("requests.")
+        && qualified_name(&format!("requests.{name}")).is_empty()
 }
 
 /// A name of something that can be limited by a quota.

@@ -41,7 +41,8 @@ pub(super) fn validate_pod(spec: &Value, path: &Path) -> FieldErrors {
     errors.extend(validate_options(context, path));
     errors.extend(validate_app_armor(context, path));
     errors.extend(one_of_if_set(context, "supplementalGroupsPolicy", path, &["Merge", "Strict"]));
-    errors.extend(one_of_if_set(context, "seLinuxChangePolicy", path, &["MountOption", "Recursive"]));
+    // As upstream without the gate SELinuxMount.
+    errors.extend(one_of_if_set(context, "seLinuxChangePolicy", path, &["Recursive"]));
     errors
 }
 

@@ -5,7 +5,9 @@ use super::containers::{
     Context, validate_containers, validate_ephemeral_containers, validate_init_containers,
 };
 use super::defaults::is_pod_level_resource;
-use super::resources::{amounts, requests_of_containers, validate_resources};
+use super::resources::{
+    amounts, requests_of_containers, validate_named_resources, validate_resource_name, validate_resources,
+};
 use super::{scheduling, security, volumes, windows};
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::common::access::{flag, int, list, object, present, text};
@@ -260,18 +262,13 @@ fn validate_pod_resources(spec: &Value, path: &Path) -> FieldErrors {
             "claims may not be set for Resources at pod-level",
         ));
     }
-    errors.extend(validate_resources(whole, &HashSet::new(), &path));
-    for kind in ["limits", "requests"] {
-        for (name, _) in amounts(whole, kind) {
-            if !is_pod_level_resource(&name) {
-                errors.push(FieldError::not_supported(
-                    &path.child(kind).key(&name),
-                    name.as_str(),
-                    &["cpu", "hugepages-", "memory"],
-                ));
-            }
+    errors.extend(validate_named_resources(whole, &HashSet::new(), &path, |name, path| {
+        let mut errors = validate_resource_name(name, path);
+        if errors.is_empty() && !is_pod_level_resource(name) {
+            errors.push(FieldError::not_supported(path, name, &["cpu", "hugepages-", "memory"]));
         }
-    }
+        errors
+    }));
     let requested = amounts(whole, "requests");
     for (name, total) in requests_of_containers(spec) {
         if let Some(amount) = requested.get(&name).filter(|a| **a < total) {

@@ -7,6 +7,7 @@ use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::common::access::{
     ensure_object, keep, list, list_mut, object, object_mut, present, remove, text,
 };
+use crate::kinds::common::go;
 use ferrite_json::Value;
 
 /// The old pod with only the subresource's fields taken from the new one.
@@ -77,7 +78,8 @@ fn validate_ephemeral(new: &Value, old: &Value) -> FieldErrors {
         match given.iter().find(|c| text(c, "name") == name) {
             None => says.push(format!("existing ephemeral containers {name:?} may not be removed\n")),
             Some(after) if after != before => {
-                says.push(format!("existing ephemeral containers {name:?} may not be changed\n"));
+                let diff = go::diff(&go::ephemeral_container(before), &go::ephemeral_container(after));
+                says.push(format!("existing ephemeral containers {name:?} may not be changed\n{diff}"));
             }
             Some(_) => {}
         }
@@ -108,7 +110,16 @@ fn validate_resize(new: &Value, old: &Value) -> FieldErrors {
             "Pod QOS Class may not change as a result of resizing",
         ));
     }
+    if !is_resizable(&old["status"]) {
+        errors.push(FieldError::forbidden(&path, "Pod running on node without support for resize"));
+    }
     errors.extend(validate_resize_of_pod(is, was, &path));
+    if !list(&old["status"], "nodeAllocatableResourceClaimStatuses").is_empty() {
+        errors.push(FieldError::forbidden(
+            &path,
+            "pods with node allocatable resource claims cannot be resized",
+        ));
+    }
     let moved = validate_order(is, was, &path);
     if !moved.is_empty() {
         errors.extend(moved);
@@ -146,6 +157,13 @@ fn validate_resize(new: &Value, old: &Value) -> FieldErrors {
         }
     }
     errors
+}
+
+/// A kubelet that can resize reports the resources of containers that run.
+fn is_resizable(status: &Value) -> bool {
+    let runs = |status: &&Value| object(&status["state"], "running").is_some();
+    let running = list(status, "containerStatuses").iter().find(runs);
+    running.is_none_or(|status| object(status, "resources").is_some())
 }
 
 /// Pod-level resources may grow and shrink, too.

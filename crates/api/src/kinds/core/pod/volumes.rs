@@ -187,10 +187,15 @@ fn validate_ephemeral(source: &Value, path: &Path) -> FieldErrors {
     let Some(template) = object(source, "volumeClaimTemplate") else {
         return vec![FieldError::required(path, "")];
     };
-    let metadata = &template["metadata"];
-    let metadata_path = path.child("metadata");
-    let mut errors = validate_annotations(&metadata["annotations"], &metadata_path.child("annotations"));
-    errors.extend(validate_labels(&metadata["labels"], &metadata_path.child("labels")));
+    let mut errors = validate_template_metadata(&template["metadata"], &path.child("metadata"));
+    errors.extend(validate_claim_spec(&template["spec"], &path.child("spec")));
+    errors
+}
+
+/// Metadata of a claim that somebody makes from a template: labels and annotations alone.
+pub(in crate::kinds) fn validate_template_metadata(metadata: &Value, path: &Path) -> FieldErrors {
+    let mut errors = validate_annotations(&metadata["annotations"], &path.child("annotations"));
+    errors.extend(validate_labels(&metadata["labels"], &path.child("labels")));
     for (key, shown) in IDENTIFYING {
         let is_set = match &metadata[*key] {
             Value::Null | Value::Bool(false) => false,
@@ -200,10 +205,9 @@ fn validate_ephemeral(source: &Value, path: &Path) -> FieldErrors {
             _ => true,
         };
         if is_set {
-            errors.push(FieldError::forbidden(&metadata_path.child(shown), "cannot be set"));
+            errors.push(FieldError::forbidden(&path.child(shown), "cannot be set"));
         }
     }
-    errors.extend(validate_claim_spec(&template["spec"], &path.child("spec")));
     errors
 }
 

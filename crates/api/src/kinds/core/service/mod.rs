@@ -26,12 +26,8 @@ pub(in crate::kinds) struct Services;
 impl Strategy for Services {
     fn default(&self, object: &mut Value) {
         default_service_spec(ensure_object(object, "spec"));
-        let balancer = ensure_object(ensure_object(object, "status"), "loadBalancer");
-        for ingress in list_mut(balancer, "ingress") {
-            if !text(ingress, "ip").is_empty() {
-                default_field(ingress, "ipMode", "VIP");
-            }
-        }
+        ensure_object(ensure_object(object, "status"), "loadBalancer");
+        default_ip_mode(object);
     }
 
     fn prepare_create(&self, object: &mut Value) {
@@ -116,6 +112,20 @@ impl Strategy for Services {
 
     fn create_on_update(&self) -> bool {
         true
+    }
+}
+
+/// Addresses of a load balancer are its own unless it says otherwise.
+fn default_ip_mode(service: &mut Value) {
+    if text(&service["spec"], "type") != "LoadBalancer" {
+        return;
+    }
+    for ingress in
+        service.pointer_mut("/status/loadBalancer").map(|b| list_mut(b, "ingress")).into_iter().flatten()
+    {
+        if !text(ingress, "ip").is_empty() {
+            default_field(ingress, "ipMode", "VIP");
+        }
     }
 }
 

@@ -408,13 +408,19 @@ pub(super) fn validate_status(service: &Value) -> FieldErrors {
         let address = text(entry, "ip");
         if !address.is_empty() {
             errors.extend(ip(address, &path.child("ip")).err().unwrap_or_default());
+            if !present(entry, "ipMode") {
+                errors
+                    .push(FieldError::required(&path.child("ipMode"), "must be specified when `ip` is set"));
+            }
         } else if present(entry, "ipMode") {
             errors.push(FieldError::forbidden(
                 &path.child("ipMode"),
                 "may not be specified when `ip` is not set",
             ));
         }
-        errors.extend(one_of_if_set(entry, "ipMode", &path, &["Proxy", "VIP"]));
+        if !address.is_empty() {
+            errors.extend(one_of_if_set(entry, "ipMode", &path, &["Proxy", "VIP"]));
+        }
         let name = text(entry, "hostname");
         if !name.is_empty() {
             let path = path.child("hostname");

@@ -1,30 +1,35 @@
-//! Connections that agents open to this server, over which the server reaches their kubelets.
+//! Connections that agents open to this server, over which the server reaches their kubelets and their pods.
 //!
 //! An agent asks for an upgrade at [`PATH`]. On the upgraded connection the roles are reversed: this server is the HTTP/2
-//! client, each of its CONNECT requests is one stream to the kubelet, and the agent dials. TLS with the kubelet goes on
+//! client, each of its CONNECT requests is one stream to the kubelet or to a pod of the node, and the agent dials. TLS with
+//! the kubelet goes on
 //! inside the stream, so the agent's word is trusted for nothing. A tunnel belongs to the node that its user is; no request
-//! can name another one. Decision 0023 has the reasons.
+//! can name another one. A node gets streams for addresses of its own range of pods only. Decision 0023 has the reasons.
+
+mod pods;
 
 use crate::audit::Record;
 use crate::auth::{self, User};
 use crate::connections::Slot;
 use crate::http::Response;
+use crate::registry::View;
 use crate::server::ApiServer;
 use ::http::request::Parts;
 use ::http::{HeaderValue, Request, StatusCode, header};
 use bytes::Bytes;
-use ferrite_api::Status;
+use ferrite_api::{Cidr, Status};
 use ferrite_component::metrics::{Gauge, registry};
 use http_body_util::Empty;
 use hyper::client::conn::http2::{self, SendRequest};
 use hyper::upgrade::{OnUpgrade, Upgraded};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use pods::PodRanges;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
@@ -35,6 +40,8 @@ pub const PATH: &str = "/ferrite/v1/tunnel";
 pub const PROTOCOL: &str = "ferrite-tunnel-v1";
 /// Most streams of one tunnel at once.
 pub const STREAMS: u32 = 256;
+/// Most of them that lead to pods: clients of pods must not keep the node's kubelet out of reach.
+pub const POD_STREAMS: u32 = 128;
 /// Most bytes of a stream that its reader has not taken yet.
 pub const STREAM_WINDOW: u32 = 128 << 10;
 /// The same of a connection: room for all its streams, so that those that nobody reads block no other.
@@ -52,6 +59,9 @@ const EACH_NODE: usize = 4;
 const HEAD: u32 = 16 << 10;
 const SEND_BUFFER: usize = 128 << 10;
 
+/// The ranges of nodes are read this often at most.
+const RANGES_KEPT: Duration = Duration::from_secs(1);
+
 static OPEN: LazyLock<Arc<Gauge>> = LazyLock::new(|| {
     registry().gauge("ferrite_apiserver_agent_tunnels", "Tunnels of agents that are open.", &[]).with(&[])
 });
@@ -63,6 +73,8 @@ pub(crate) enum TunnelError {
     Refused(StatusCode),
     #[error("the tunnel of the node's agent broke")]
     Broken(#[source] hyper::Error),
+    #[error("the agent of node {node} cannot connect to the pod at {address}: {code}")]
+    NoPod { node: String, address: SocketAddr, code: StatusCode },
 }
 
 /// Marks a request that is made as another user than its own.
@@ -73,8 +85,9 @@ pub(crate) struct Impersonated;
 struct Tunnel {
     id: u64,
     sender: SendRequest<Empty<Bytes>>,
-    /// Permits for streams.
+    /// Permits for streams, and for those to pods.
     room: Arc<Semaphore>,
+    room_for_pods: Arc<Semaphore>,
     /// Ends the connection.
     end: CancellationToken,
 }
@@ -88,19 +101,47 @@ struct Table {
 
 /// The tunnels that are open.
 #[derive(Default)]
-pub(crate) struct Tunnels(Mutex<Table>);
+pub(crate) struct Tunnels {
+    table: Mutex<Table>,
+    /// The ranges of all pods of the cluster. Without them no stream to a pod is asked for.
+    cluster: Vec<Cidr>,
+    /// The ranges of nodes, and the time when they were read.
+    ranges: Mutex<Option<(Instant, Arc<PodRanges>)>>,
+}
 
 impl Tunnels {
+    pub fn new(cluster: Vec<Cidr>) -> Self {
+        Self { cluster, ..Self::default() }
+    }
+
     fn table(&self) -> MutexGuard<'_, Table> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The ranges of nodes. They hardly ever change: a node keeps its range for life.
+    fn ranges(&self, view: impl FnOnce() -> View) -> Arc<PodRanges> {
+        let mut kept = self.ranges.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, ranges)) = kept.as_ref().filter(|(read, _)| read.elapsed() < RANGES_KEPT) {
+            return Arc::clone(ranges);
+        }
+        let nodes = view().oldest_first("", "nodes");
+        let ranges = Arc::new(PodRanges::of(&self.cluster, nodes.iter().map(|node| &**node)));
+        *kept = Some((Instant::now(), Arc::clone(&ranges)));
+        ranges
     }
 
     /// Adds a tunnel, which is the node's first choice from now on. The oldest of too many ends.
     fn add(&self, node: &str, sender: SendRequest<Empty<Bytes>>) -> Tunnel {
         let mut table = self.table();
         table.next += 1;
-        let room = Arc::new(Semaphore::new(STREAMS as usize));
-        let tunnel = Tunnel { id: table.next, sender, room, end: CancellationToken::new() };
+        let room = |streams: u32| Arc::new(Semaphore::new(streams as usize));
+        let tunnel = Tunnel {
+            id: table.next,
+            sender,
+            room: room(STREAMS),
+            room_for_pods: room(POD_STREAMS),
+            end: CancellationToken::new(),
+        };
         let tunnels = table.nodes.entry(node.to_owned()).or_default();
         tunnels.push(tunnel.clone());
         if tunnels.len() > EACH_NODE {
@@ -134,10 +175,42 @@ impl Tunnels {
         kubelet: SocketAddr,
     ) -> Result<Option<TunnelStream>, TunnelError> {
         for tunnel in self.of(node) {
-            match tunnel.connect(kubelet).await {
+            match tunnel.connect(kubelet, None).await {
                 Ok(stream) => return Ok(Some(stream)),
-                Err(refused @ TunnelError::Refused(_)) => return Err(refused),
                 Err(error @ TunnelError::Broken(_)) => {
+                    tracing::debug!(node, error = &error as &dyn std::error::Error, "a tunnel does not work");
+                }
+                Err(final_) => return Err(final_),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Opens a stream to a pod, through the agent of the node that has its address. None if no node with a tunnel has it, or
+    /// if the agent leads nobody there, as agents of older versions. The caller limits the time.
+    pub async fn connect_pod(
+        &self,
+        view: impl FnOnce() -> View,
+        address: SocketAddr,
+    ) -> Result<Option<TunnelStream>, TunnelError> {
+        if self.cluster.is_empty() || self.table().nodes.is_empty() {
+            return Ok(None);
+        }
+        let ranges = self.ranges(view);
+        let Some(node) = ranges.node_of(address.ip()) else { return Ok(None) };
+        for tunnel in self.of(node) {
+            let room = Arc::clone(&tunnel.room_for_pods);
+            let permit = room.acquire_owned().await.expect("the semaphore is never closed");
+            match tunnel.connect(address, Some(permit)).await {
+                Ok(stream) => return Ok(Some(stream)),
+                Err(TunnelError::Refused(StatusCode::FORBIDDEN)) => {
+                    tracing::debug!(node, %address, "the agent leads nobody to this address");
+                    return Ok(None);
+                }
+                Err(TunnelError::Refused(code)) => {
+                    return Err(TunnelError::NoPod { node: node.to_owned(), address, code });
+                }
+                Err(error) => {
                     tracing::debug!(node, error = &error as &dyn std::error::Error, "a tunnel does not work");
                 }
             }
@@ -147,11 +220,15 @@ impl Tunnels {
 }
 
 impl Tunnel {
-    async fn connect(&self, kubelet: SocketAddr) -> Result<TunnelStream, TunnelError> {
+    async fn connect(
+        &self,
+        to: SocketAddr,
+        for_pods: Option<OwnedSemaphorePermit>,
+    ) -> Result<TunnelStream, TunnelError> {
         let permit = Arc::clone(&self.room).acquire_owned().await.expect("the semaphore is never closed");
         let mut request = Request::new(Empty::new());
         *request.method_mut() = ::http::Method::CONNECT;
-        let authority = kubelet.to_string();
+        let authority = to.to_string();
         *request.uri_mut() = authority.parse().expect("an address and a port are an authority");
         let mut sender = self.sender.clone();
         sender.ready().await.map_err(TunnelError::Broken)?;
@@ -160,14 +237,18 @@ impl Tunnel {
             return Err(TunnelError::Refused(response.status()));
         }
         let stream = hyper::upgrade::on(response).await.map_err(TunnelError::Broken)?;
-        Ok(TunnelStream { stream: TokioIo::new(stream), _permit: permit })
+        Ok(TunnelStream { stream: TokioIo::new(stream), _permits: (permit, for_pods) })
     }
 }
 
-/// A stream to a kubelet.
+/// A connection, through a tunnel or directly.
+pub(crate) trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
+
+/// A stream to a kubelet or to a pod.
 pub(crate) struct TunnelStream {
     stream: TokioIo<Upgraded>,
-    _permit: OwnedSemaphorePermit,
+    _permits: (OwnedSemaphorePermit, Option<OwnedSemaphorePermit>),
 }
 
 impl AsyncRead for TunnelStream {
@@ -293,4 +374,75 @@ fn http2_client() -> http2::Builder<TokioExecutor> {
         .keep_alive_timeout(PING_TIMEOUT)
         .keep_alive_while_idle(true);
     builder
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hyper::service::service_fn;
+    use std::convert::Infallible;
+
+    /// A tunnel whose agent answers with this code, and without one is gone.
+    async fn agent(code: Option<StatusCode>) -> SendRequest<Empty<Bytes>> {
+        let (ours, theirs) = tokio::io::duplex(64 << 10);
+        let service = service_fn(move |_: Request<hyper::body::Incoming>| async move {
+            let mut answer = ::http::Response::new(Empty::<Bytes>::new());
+            *answer.status_mut() = code.unwrap_or_default();
+            Ok::<_, Infallible>(answer)
+        });
+        let serve = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
+            .serve_connection(TokioIo::new(theirs), service);
+        let serving = tokio::spawn(serve);
+        let (mut sender, connection) = http2_client().handshake(TokioIo::new(ours)).await.unwrap();
+        tokio::spawn(connection);
+        sender.ready().await.unwrap();
+        if code.is_none() {
+            serving.abort();
+        }
+        sender
+    }
+
+    fn tunnels() -> Tunnels {
+        let cluster = vec![Cidr::parse("10.244.0.0/16").unwrap()];
+        let node = ferrite_json::json!({"metadata": {"name": "n"}, "spec": {"podCIDRs": ["10.244.1.0/24"]}});
+        let ranges = Arc::new(PodRanges::of(&cluster, [&node]));
+        Tunnels { ranges: Mutex::new(Some((Instant::now(), ranges))), ..Tunnels::new(cluster) }
+    }
+
+    /// The outcome of a connection to a pod: a stream, none and so a direct attempt, or an error.
+    async fn outcome(tunnels: &Tunnels, address: &str) -> String {
+        let kept = || unreachable!("the ranges were read just now");
+        match tunnels.connect_pod(kept, address.parse().unwrap()).await {
+            Ok(Some(_)) => "stream".to_owned(),
+            Ok(None) => "direct".to_owned(),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_pod_is_reached_through_a_tunnel_or_directly() {
+        const POD: &str = "10.244.1.5:80";
+        let no_pod = "the agent of node n cannot connect to the pod at 10.244.1.5:80: ";
+        for (what, codes, expected) in [
+            ("no tunnel", vec![], "direct".to_owned()),
+            ("an agent that connects", vec![Some(StatusCode::OK)], "stream".to_owned()),
+            ("an agent that leads nobody to pods", vec![Some(StatusCode::FORBIDDEN)], "direct".to_owned()),
+            ("a pod that refuses", vec![Some(StatusCode::BAD_GATEWAY)], format!("{no_pod}502 Bad Gateway")),
+            (
+                "a pod that is silent",
+                vec![Some(StatusCode::GATEWAY_TIMEOUT)],
+                format!("{no_pod}504 Gateway Timeout"),
+            ),
+            ("a broken tunnel after a good one", vec![Some(StatusCode::OK), None], "stream".to_owned()),
+            ("broken tunnels only", vec![None, None], "direct".to_owned()),
+        ] {
+            let tunnels = tunnels();
+            for code in codes {
+                tunnels.add("n", agent(code).await);
+            }
+            assert_eq!(outcome(&tunnels, POD).await, expected, "{what}");
+            assert_eq!(outcome(&tunnels, "10.244.2.5:80").await, "direct", "{what}: another node's pod");
+            assert_eq!(outcome(&tunnels, "192.0.2.5:80").await, "direct", "{what}: no pod");
+        }
+    }
 }

@@ -1,8 +1,14 @@
 //! Start-up, pod start and memory of a whole cluster, printed as a table. Numbers, not tests.
 //!
-//! Runs in a network namespace of its own and in a temporary directory, and removes both.
+//! `cargo xtask bench cluster` runs all of it; parts can be chosen with `cargo bench -p ferrite --bench cluster --
+//! start pods node network`. It runs in a network namespace of its own and in a temporary directory, and removes both.
+//! `FERRITE_BENCH_BINARY` names another build of the program to measure.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark that fails should stop at once")]
+
+mod api;
+mod data_path;
+mod node;
 
 use ferrite_json::Value;
 use ferrite_memory::usage::rollup;
@@ -12,6 +18,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+/// The environment variable that names another build of the program to measure.
+const BINARY: &str = "FERRITE_BENCH_BINARY";
 const PODS: usize = 50;
 const SETTLE: Duration = Duration::from_secs(60);
 
@@ -25,22 +33,41 @@ fn main() {
     let dir = tempfile::Builder::new().prefix("fb").tempdir().unwrap();
     let bench = Bench { dir: dir.path().to_owned() };
 
-    println!("{:<44} {:>12}", "exec to", "ms");
-    for round in 0..5 {
-        let (child, steps) = bench.up();
-        let what = if round == 0 { "first start" } else { "later start" };
-        for (step, at) in &steps {
-            println!("{:<44} {:>12.1}", format!("{what}: {step}"), at.as_secs_f64() * 1e3);
-        }
-        if round == 4 {
-            bench.pods();
-            bench.memory(&child);
+    let parts: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
+    let wanted = |part: &str| parts.is_empty() || parts.iter().any(|p| p == part);
+    println!("{:<76} {:>12}", "what", "seen");
+    if wanted("start") {
+        for round in 0..5 {
+            let (child, steps) = bench.up();
+            let what = if round == 0 { "first start" } else { "later start" };
+            for (step, at) in &steps {
+                tell(&format!("exec to {step}, {what}, ms"), at.as_secs_f64() * 1e3);
+            }
             bench.finish(child);
-            break;
         }
-        bench.finish(child);
     }
+    let (mut child, _) = bench.up();
+    if wanted("pods") {
+        bench.pods();
+        bench.memory(&child);
+    }
+    if wanted("network") {
+        data_path::run(&bench);
+    }
+    if wanted("node") {
+        child = node::run(&bench, child);
+    }
+    bench.finish(child);
     bench.ferrite(&["down"]).output().unwrap();
+}
+
+fn tell(what: &str, seen: f64) {
+    println!("{what:<76} {seen:>12.1}");
+}
+
+/// A percentile of sorted times, in milliseconds.
+fn percentile(times: &[Duration], part: f64) -> f64 {
+    times[((times.len() - 1) as f64 * part).round() as usize].as_secs_f64() * 1e3
 }
 
 struct Bench {
@@ -49,7 +76,8 @@ struct Bench {
 
 impl Bench {
     fn ferrite(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_ferrite"));
+        let program = std::env::var_os(BINARY).unwrap_or_else(|| env!("CARGO_BIN_EXE_ferrite").into());
+        let mut command = Command::new(program);
         command.args(&arguments[..1]).arg("--data-dir").arg(self.dir.join("d")).args(&arguments[1..]);
         command.env("HOME", &self.dir).env("KUBECONFIG", self.dir.join("kubeconfig"));
         command
@@ -136,9 +164,8 @@ impl Bench {
         let _ = watch.kill();
         let _ = watch.wait();
         times.sort();
-        let at = |q: f64| times[((times.len() - 1) as f64 * q).round() as usize].as_secs_f64() * 1e3;
-        println!("{:<44} {:>12.1}", format!("pod created to Ready, p50 of {PODS}"), at(0.5));
-        println!("{:<44} {:>12.1}", format!("pod created to Ready, p99 of {PODS}"), at(0.99));
+        tell(&format!("pod created to Ready, p50 of {PODS}, ms"), percentile(&times, 0.5));
+        tell(&format!("pod created to Ready, p99 of {PODS}, ms"), percentile(&times, 0.99));
     }
 
     /// Memory of our processes, after a minute in which nothing is asked of them.
@@ -148,7 +175,7 @@ impl Bench {
             supervisors.iter().map(|pid| rollup(pid.unsigned_abs(), "Private_")).collect();
         if !private.is_empty() {
             let sum: u64 = private.iter().sum();
-            println!("{:<44} {:>12}", "supervisor, private memory each, KiB", sum / private.len() as u64);
+            tell("supervisor, private memory each, KiB", sum as f64 / private.len() as f64);
         }
         let mut delete = self.kubectl(&["delete", "pods", "--all"]);
         assert!(delete.output().unwrap().status.success());
@@ -159,8 +186,8 @@ impl Bench {
             .chain(processes_named("ferrite-supervisor", &self.dir))
             .map(|pid| rollup(pid.unsigned_abs(), "Pss:"))
             .sum();
-        println!("{:<44} {:>12}", "idle cluster, PSS of all processes, KiB", all);
-        println!("{:<44} {:>12}", "  of that anonymous, KiB", rollup(main.unsigned_abs(), "Pss_Anon:"));
+        tell("idle cluster, PSS of all processes, KiB", all as f64);
+        tell("  of that anonymous, KiB", rollup(main.unsigned_abs(), "Pss_Anon:") as f64);
     }
 }
 
