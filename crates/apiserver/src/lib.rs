@@ -43,6 +43,7 @@ mod review_webhook;
 mod reviews;
 mod serve;
 mod server;
+mod stream;
 mod subresource;
 mod traffic;
 pub mod tunnel;

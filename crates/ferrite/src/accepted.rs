@@ -28,10 +28,65 @@ pub const fn row(name: &'static str, values: Values, why: &'static str) -> Accep
     Accepted { name, values, why }
 }
 
-/// The flags of one component, in the order of their names.
+/// The flags of one component: groups, each in the order of its names.
 pub trait AcceptedTable: Clone + Default + std::fmt::Debug {
-    const FLAGS: &'static [Accepted];
+    const GROUPS: &'static [&'static [Accepted]];
+
+    fn flags() -> impl Iterator<Item = &'static Accepted> {
+        Self::GROUPS.iter().copied().flatten()
+    }
 }
+
+const METRICS: &str = "all metrics are always shown";
+const LOGS: &str = "there is one form of log; -v says how much";
+pub const VERSION: &str = "this program is v1.36";
+const TOKENS: &str = "callers show bearer tokens, and nothing else is trusted";
+const SERVING: &str = "the port has one certificate and the TLS settings of the program";
+
+/// Flags of every component.
+#[rustfmt::skip]
+pub const COMMON: &[Accepted] = &[
+    row("allow-metric-labels", Only(&["", "[]"]), METRICS),
+    row("allow-metric-labels-manifest", Only(&[""]), METRICS),
+    row("disabled-metrics", Only(&[""]), METRICS),
+    row("emulated-version", Only(&["", "1.36", "kube=1.36"]), VERSION),
+    row("log-flush-frequency", Any, LOGS),
+    row("log-json-info-buffer-size", Only(&["0"]), LOGS),
+    row("log-json-split-stream", Only(&["false"]), LOGS),
+    row("log-text-info-buffer-size", Only(&["0"]), LOGS),
+    row("log-text-split-stream", Only(&["false"]), LOGS),
+    row("logging-format", Only(&["text"]), LOGS),
+    row("min-compatibility-version", Only(&["", "1.36", "kube=1.36", "1.35", "kube=1.35"]), VERSION),
+    row("show-hidden-metrics-for-version", Only(&[""]), METRICS),
+    row("tls-curve-preferences", Only(&["", "[]"]), "the TLS library chooses among its curves"),
+    row("vmodule", Only(&[""]), LOGS),
+];
+
+/// Flags of components that are clients of the API server and have a port of their own.
+#[rustfmt::skip]
+pub const CLIENT: &[Accepted] = &[
+    row("authentication-skip-lookup", Switch, TOKENS),
+    row("authentication-tolerate-lookup-failure", Switch, TOKENS),
+    row("cert-dir", Any, "a certificate that is made at the start is kept in memory"),
+    row("client-ca-file", Any, TOKENS),
+    row("disable-http2-serving", Only(&["false"]), SERVING),
+    row("http2-max-streams-per-connection", Any, SERVING),
+    row("kube-api-burst", Any, "the API server limits requests"),
+    row("kube-api-content-type", Any, "requests are JSON"),
+    row("kube-api-qps", Any, "the API server limits requests"),
+    row("permit-address-sharing", Only(&["false"]), SERVING),
+    row("permit-port-sharing", Only(&["false"]), SERVING),
+    row("profiling", Switch, "the program is not profiled through its port"),
+    row("requestheader-allowed-names", Any, TOKENS),
+    row("requestheader-client-ca-file", Any, TOKENS),
+    row("requestheader-extra-headers-prefix", Any, TOKENS),
+    row("requestheader-group-headers", Any, TOKENS),
+    row("requestheader-uid-headers", Any, TOKENS),
+    row("requestheader-username-headers", Any, TOKENS),
+    row("tls-cipher-suites", Only(&[""]), SERVING),
+    row("tls-min-version", Only(&["", "VersionTLS12"]), SERVING),
+    row("tls-sni-cert-key", Only(&["", "[]"]), SERVING),
+];
 
 /// Marks that a command line may have these flags. Reading it refuses values that ask for something.
 #[derive(Debug, Clone, Default)]
@@ -39,7 +94,7 @@ pub struct AcceptedFlags<T>(PhantomData<T>);
 
 impl<T: AcceptedTable> clap::Args for AcceptedFlags<T> {
     fn augment_args(mut command: Command) -> Command {
-        for flag in T::FLAGS {
+        for flag in T::flags() {
             let help = match flag.values {
                 Only(values) => format!("No effect ({}); {} only", flag.why, quoted(values)),
                 Any | Switch => format!("No effect: {}", flag.why),
@@ -66,7 +121,7 @@ impl<T: AcceptedTable> clap::Args for AcceptedFlags<T> {
 
 impl<T: AcceptedTable> clap::FromArgMatches for AcceptedFlags<T> {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        for flag in T::FLAGS {
+        for flag in T::flags() {
             let Some(value) = matches.get_one::<String>(flag.name) else { continue };
             if let Some(problem) = problem(flag, value) {
                 return Err(clap::Error::raw(clap::error::ErrorKind::ValueValidation, problem + "\n"));
@@ -116,7 +171,7 @@ mod tests {
     struct Flags;
 
     impl AcceptedTable for Flags {
-        const FLAGS: &'static [Accepted] = &[
+        const GROUPS: &'static [&'static [Accepted]] = &[&[
             row("client-ca-file", Any, "nobody is trusted"),
             row("cloud-provider", Only(&["", "external"]), "there is no cloud provider"),
             row("contention-profiling", Only(&["false"]), "nothing is profiled"),
@@ -124,7 +179,7 @@ mod tests {
             row("kube-api-qps", Any, "the API server limits requests"),
             row("profiling", Switch, "nothing is profiled"),
             row("tls-min-version", Only(&["", "VersionTLS12"]), "there is one version"),
-        ];
+        ]];
     }
 
     fn read(arguments: &[&str]) -> Result<(), String> {
@@ -186,7 +241,7 @@ mod tests {
     #[test]
     fn rows_are_in_order() {
         fn check<T: AcceptedTable>() {
-            assert!(T::FLAGS.is_sorted_by_key(|flag| flag.name));
+            assert!(T::GROUPS.iter().all(|group| group.is_sorted_by_key(|flag| flag.name)));
         }
         check::<crate::apiserver_flags::ApiServerFlags>();
         check::<crate::kube_scheduler_flags::SchedulerFlags>();

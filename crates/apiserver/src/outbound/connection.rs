@@ -3,7 +3,8 @@
 use super::CallError;
 use super::destination::Shared;
 use crate::registry::View;
-use crate::tunnel::{Stream, Tunnels};
+use crate::stream::Stream;
+use crate::tunnel::Tunnels;
 use ::http::{Request, Response};
 use bytes::Bytes;
 use http_body_util::Full;

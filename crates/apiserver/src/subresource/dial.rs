@@ -3,8 +3,8 @@
 use crate::audit::Record;
 use crate::http::{BoxError, Response};
 use crate::server::ApiServer;
-use crate::traffic::{Account, Connection};
-use crate::tunnel::Stream;
+use crate::stream::{Guarded, Stream};
+use crate::traffic::Account;
 use ::http::request::Parts;
 use ::http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode, header};
 use bytes::Bytes;
@@ -14,11 +14,8 @@ use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use rustls_pki_types::ServerName;
 use std::net::{IpAddr, SocketAddr};
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
@@ -81,40 +78,6 @@ fn is_to_ourselves(server: &ApiServer, stream: &TcpStream) -> std::io::Result<bo
     Ok(there.port() == port && here.ip().to_canonical() == there.ip().to_canonical())
 }
 
-/// A connection that counts as a user's for as long as anybody has it.
-struct Counted {
-    stream: Box<dyn Stream>,
-    _connection: Option<Connection>,
-}
-
-impl AsyncRead for Counted {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<std::io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, buffer)
-    }
-}
-
-impl AsyncWrite for Counted {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<std::io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
-    }
-}
-
 /// Connects through the tunnel of the node's agent, or else directly. A tunnel is there where the agent's machine is, and
 /// costs no attempt at an address that may be out of reach.
 async fn connect(server: &ApiServer, place: &Place) -> Result<Box<dyn Stream>, BoxError> {
@@ -153,8 +116,7 @@ where
         if !is_proxyable(place.address) || is_service(server, place.address) {
             return Err(NotAllowed.into());
         }
-        let transport: Box<dyn Stream> =
-            Box::new(Counted { stream: connect(server, place).await?, _connection: counted });
+        let transport: Box<dyn Stream> = Box::new(Guarded::new(connect(server, place).await?, counted));
         let stream: Box<dyn Stream> = match &place.tls {
             None => transport,
             Some(tls) => {

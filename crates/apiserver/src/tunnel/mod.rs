@@ -14,6 +14,7 @@ use crate::connections::Slot;
 use crate::http::Response;
 use crate::registry::View;
 use crate::server::ApiServer;
+use crate::stream::Guarded;
 use ::http::request::Parts;
 use ::http::{HeaderValue, Request, StatusCode, header};
 use bytes::Bytes;
@@ -26,11 +27,8 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use pods::PodRanges;
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::pin::Pin;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 
@@ -237,47 +235,13 @@ impl Tunnel {
             return Err(TunnelError::Refused(response.status()));
         }
         let stream = hyper::upgrade::on(response).await.map_err(TunnelError::Broken)?;
-        Ok(TunnelStream { stream: TokioIo::new(stream), _permits: (permit, for_pods) })
+        Ok(Guarded::new(TokioIo::new(stream), (permit, for_pods)))
     }
 }
 
-/// A connection, through a tunnel or directly.
-pub(crate) trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
-impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
-
-/// A stream to a kubelet or to a pod.
-pub(crate) struct TunnelStream {
-    stream: TokioIo<Upgraded>,
-    _permits: (OwnedSemaphorePermit, Option<OwnedSemaphorePermit>),
-}
-
-impl AsyncRead for TunnelStream {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<std::io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, buffer)
-    }
-}
-
-impl AsyncWrite for TunnelStream {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<std::io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
-    }
-}
+/// A stream to a kubelet or to a pod. It counts for the tunnel while it lasts.
+pub(crate) type TunnelStream =
+    Guarded<TokioIo<Upgraded>, (OwnedSemaphorePermit, Option<OwnedSemaphorePermit>)>;
 
 /// The node that a request opens a tunnel for: the one that its user is.
 fn node_of<'a>(parts: &Parts, user: &'a User) -> Result<&'a str, Status> {
