@@ -7,6 +7,7 @@
 //! To make a kind work is to remove its row here, and its name from README.md and docs/differences.md.
 
 use ferrite_api::resource::Resource;
+use ferrite_component::FeatureGates;
 
 /// A kind on which nothing acts.
 struct Inert {
@@ -15,15 +16,25 @@ struct Inert {
     kind: &'static str,
     /// The missing behaviour.
     missing: &'static str,
+    /// The feature gate with which something acts on it.
+    gate: Option<&'static str>,
 }
 
 const fn row(group: &'static str, plural: &'static str, kind: &'static str, missing: &'static str) -> Inert {
-    Inert { group, plural, kind, missing }
+    Inert { group, plural, kind, missing, gate: None }
+}
+
+impl Inert {
+    const fn without(self, gate: &'static str) -> Self {
+        Self { gate: Some(gate), ..self }
+    }
 }
 
 const NETWORKING: &str = "networking.k8s.io";
 const STORAGE: &str = "storage.k8s.io";
 const NO_VOLUME: &str = "volumes are not changed by it";
+const NO_MIGRATION: &str =
+    "nothing is migrated unless the cluster is started with --feature-gates=StorageVersionMigrator=true";
 const NO_ROUTE: &str = "no traffic is routed unless the cluster is started with --enable ingress";
 
 #[rustfmt::skip]
@@ -31,12 +42,15 @@ const INERT: &[Inert] = &[
     row(NETWORKING, "ingressclasses", "IngressClass", NO_ROUTE),
     row(NETWORKING, "ingresses", "Ingress", NO_ROUTE),
     row(STORAGE, "volumeattributesclasses", "VolumeAttributesClass", NO_VOLUME),
-    row("storagemigration.k8s.io", "storageversionmigrations", "StorageVersionMigration", "nothing is migrated"),
+    row("storagemigration.k8s.io", "storageversionmigrations", "StorageVersionMigration", NO_MIGRATION).without("StorageVersionMigrator"),
 ];
 
 /// The warning for a write of an object on which nothing acts.
-pub(crate) fn warning(resource: &Resource) -> Option<String> {
+pub(crate) fn warning(resource: &Resource, gates: &FeatureGates) -> Option<String> {
     let row = INERT.iter().find(|row| row.group == resource.group && row.plural == resource.plural)?;
+    if row.gate.is_some_and(|gate| gates.enabled(gate)) {
+        return None;
+    }
     Some(format!("{} is stored, but nothing acts on it yet: {}", row.kind, row.missing))
 }
 
@@ -70,7 +84,16 @@ mod tests {
         let served = ferrite_api::kinds::built_in();
         for plural in ["pods", "customresourcedefinitions", "validatingwebhookconfigurations"] {
             let resource = served.iter().find(|r| r.plural == plural).unwrap();
-            assert_eq!(warning(resource), None, "{plural}");
+            assert_eq!(warning(resource, &FeatureGates::default()), None, "{plural}");
         }
+    }
+
+    #[test]
+    fn a_gate_makes_a_kind_work() {
+        let served = ferrite_api::kinds::built_in();
+        let resource = served.iter().find(|r| r.plural == "storageversionmigrations").unwrap();
+        assert!(warning(resource, &FeatureGates::default()).is_some());
+        let on = FeatureGates::parse("StorageVersionMigrator=true").unwrap();
+        assert_eq!(warning(resource, &on), None);
     }
 }

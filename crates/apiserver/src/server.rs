@@ -25,6 +25,7 @@ use crate::{bootstrap, encode, identity_lease, openapi, subresource};
 use ::http::{HeaderValue, Request, header};
 use bytes::Bytes;
 use ferrite_api::{Cidr, Status};
+use ferrite_component::FeatureGates;
 use ferrite_pki::{Identity, TokenSigner, VerifyingKey};
 use ferrite_store::{Revision, Store};
 use futures_util::FutureExt;
@@ -159,6 +160,8 @@ pub struct Config {
     pub warns_of_inert: bool,
     /// Resources (their plurals) of that kind on which an optional part of this cluster acts.
     pub acted_on: &'static [&'static str],
+    /// Features that are on although they are off by default, or off although they are on.
+    pub gates: FeatureGates,
     /// Groups that this process serves without storage.
     pub mounted: Vec<Arc<dyn MountedGroup>>,
     /// True if secrets of type `bootstrap.kubernetes.io/token` authenticate their bearers.
@@ -208,6 +211,7 @@ impl Config {
             serving: Serving::default(),
             admission: AdmissionPlugins::default(),
             warns_of_inert: false,
+            gates: FeatureGates::default(),
             acted_on: &[],
             mounted: Vec::new(),
             bootstrap_tokens: false,
@@ -318,6 +322,7 @@ impl ApiServer {
             Arc::clone(&outbound),
         );
         registry.warns_of_inert = config.warns_of_inert;
+        registry.gates = config.gates.clone();
         registry.acted_on = config.acted_on;
         let tokens = match &config.service_account_key {
             Some(pem) => {

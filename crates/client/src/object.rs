@@ -205,6 +205,7 @@ kinds! {
     k8s_openapi::api::storage::v1::StorageClass,
     k8s_openapi::api::storage::v1::VolumeAttachment,
     k8s_openapi::api::storage::v1::VolumeAttributesClass,
+    k8s_openapi::api::storagemigration::v1beta1::StorageVersionMigration,
     k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
     k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService,
 }

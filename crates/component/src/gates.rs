@@ -54,7 +54,8 @@ static GATES: LazyLock<BTreeMap<&'static str, Gate>> = LazyLock::new(|| {
 });
 
 /// Gates that are read by our code, so that setting them changes something.
-const READ: &[&str] = &["CPUManagerPolicyAlphaOptions", "CPUManagerPolicyBetaOptions"];
+const READ: &[&str] =
+    &["CPUManagerPolicyAlphaOptions", "CPUManagerPolicyBetaOptions", "StorageVersionMigrator"];
 
 /// An invalid setting of gates.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -14,9 +14,9 @@ use crate::Context;
 use crate::error::{During, SyncError};
 
 const NAME: &str = "clusterrole-aggregation-controller";
-/// Roles often come in groups: one look after the last of them is enough.
 /// Index of the roles that are made of others.
 const AGGREGATING: &str = "aggregating";
+/// Roles often come in groups: one look after the last of them is enough.
 const SETTLE: Duration = Duration::from_millis(100);
 
 pub(crate) fn start(context: &Context) {

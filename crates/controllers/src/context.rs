@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ferrite_client::{Controller, Events, Informers, Scope};
-use ferrite_component::Pages;
+use ferrite_component::{FeatureGates, Pages};
 use ferrite_pki::TokenSigner;
 use jiff::SignedDuration;
 use kube::Client;
@@ -52,6 +52,8 @@ pub struct Config {
     pub dynamic_provisioning: bool,
     /// A volume is taken from a node that does not answer for long.
     pub force_detach: bool,
+    /// Features that are on although they are off by default, or off although they are on.
+    pub gates: FeatureGates,
     /// Quotas are counted anew so often even if nothing changed.
     pub quota_resync: Duration,
     /// Keys of a controller worked on at once, by its name, where that is not `workers`.
@@ -81,6 +83,7 @@ impl Default for Config {
             mirrored_endpoints_per_subset: endpoints::MIRROR_CAPACITY,
             dynamic_provisioning: true,
             force_detach: true,
+            gates: FeatureGates::default(),
             quota_resync: Duration::from_secs(300),
             concurrency: BTreeMap::new(),
             workers: 5,

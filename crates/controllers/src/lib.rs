@@ -41,6 +41,7 @@ pub mod service_lb;
 mod service_ranges;
 mod stateful;
 mod status;
+mod storage_migration;
 mod storage_protection;
 mod ttl_after_finished;
 mod volume;
@@ -288,6 +289,11 @@ pub const CONTROLLERS: &[ControllerEntry] = &[
         name: "priority-and-fairness-config-consumer",
         identity: SERVER,
         start: status::flow_schemas::start,
+    },
+    ControllerEntry {
+        name: "storage-version-migrator-controller",
+        identity: account("storage-version-migrator-controller"),
+        start: storage_migration::start,
     },
 ];
 

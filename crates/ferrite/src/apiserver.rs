@@ -16,6 +16,7 @@ use ferrite_apiserver::{
     WriteGuard,
 };
 use ferrite_client::{Fence, Scope};
+use ferrite_component::FeatureGates;
 use ferrite_controllers::{Clients, Identity};
 use ferrite_network::{Cidr, Cidrs};
 use ferrite_pki::{ClusterPki, Purpose, Subject};
@@ -56,6 +57,9 @@ pub struct ServerOptions {
     /// Versions and resources to turn on or off: `api/beta=true,apps/v1/daemonsets=false`.
     #[arg(long, value_delimiter = ',', value_name = "KEY=BOOL", value_parser = parse_runtime_config)]
     pub runtime_config: Vec<(String, bool)>,
+    /// Features of the API server and of the controllers to turn on or off: `A=true,B=false`.
+    #[arg(long, value_name = "GATES")]
+    pub feature_gates: Option<FeatureGates>,
     /// Admission plugins to turn on beside those that are on by default.
     #[arg(long, value_delimiter = ',', value_name = "PLUGINS")]
     pub enable_admission_plugins: Vec<String>,
@@ -406,6 +410,7 @@ impl ApiServerHandle {
             proxy_client: certificates.proxy_client,
             serving: options.serving.to_serving()?,
             warns_of_inert: place.whole,
+            gates: options.feature_gates.clone().unwrap_or_default(),
             acted_on: place.acted_on,
             // As upstream, a server of its own has the metrics of a metrics-server that somebody installs.
             mounted: if place.whole {
@@ -433,7 +438,7 @@ impl ApiServerHandle {
             },
             ..usual
         };
-        standalone.feature_gates.clone().unwrap_or_default().report();
+        config.gates.report();
         let server = ApiServer::start(store, config).await?;
         server.run_until_stopped(files.follow(Arc::clone(&server), tls.clone(), loaded));
         let mut serving = JoinSet::new();
@@ -481,6 +486,7 @@ impl ApiServerHandle {
             root_ca: Some(self.pki.ca().to_owned()),
             signers: ferrite_controllers::Signers::all(Arc::new(self.pki.authority()?)),
             tokens: Some(Arc::new(tokens)),
+            gates: self.server.config().gates.clone(),
             ..Default::default()
         })
     }

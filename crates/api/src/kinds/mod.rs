@@ -22,6 +22,7 @@ mod rbac;
 mod resource;
 mod scheduling;
 mod storage;
+mod storagemigration;
 
 pub use certificates::certificatesigningrequest::USAGES as CERTIFICATE_USAGES;
 pub use common::volume_source::ACCESS_MODES;
@@ -518,7 +519,7 @@ fn preview_rows() -> Vec<Resource> {
         .cluster()
         .status()
         .off()
-        .build(preview::STORAGE_VERSION_MIGRATIONS),
+        .build(storagemigration::storageversionmigration::StorageVersionMigrations),
     ]
 }
 

@@ -40,6 +40,7 @@ use crate::request::Verb;
 use ferrite_api::Status;
 use ferrite_api::codec::{DecodeError, MAX_DEPTH, MAX_OBJECT_DEPTH};
 use ferrite_api::resource::Resource;
+use ferrite_component::FeatureGates;
 use ferrite_component::steps::Timer;
 use ferrite_json::Value;
 use ferrite_store::{Entry, Key, Outcome, Revision, Snapshot, Store, StoreError, Txn};
@@ -283,6 +284,7 @@ pub(crate) struct Registry {
     pub warns_of_inert: bool,
     /// Resources of which they are not, because an optional part acts on them.
     pub acted_on: &'static [&'static str],
+    pub gates: FeatureGates,
     pub rbac: Arc<Rbac>,
     pub store: Arc<Store>,
     /// The built-in resources, which never change.
@@ -321,6 +323,7 @@ impl Registry {
         Self {
             warns_of_inert: false,
             acted_on: &[],
+            gates: FeatureGates::default(),
             rbac: Arc::new(Rbac::new(Arc::clone(&store), Arc::clone(&table), authorization)),
             store,
             tables: ResourceTables::new(Arc::clone(&table)),
@@ -452,7 +455,7 @@ impl Registry {
 
     fn inert_warning(&self, resource: &Resource) -> Option<String> {
         let warns = self.warns_of_inert && !self.acted_on.contains(&&*resource.plural);
-        if warns { crate::inert::warning(resource) } else { None }
+        if warns { crate::inert::warning(resource, &self.gates) } else { None }
     }
 
     /// The stored object, decoded.

@@ -12,7 +12,7 @@ use ferrite_api::resource::Resource;
 use ferrite_api::{Status, meta};
 use ferrite_component::steps::Timer;
 use ferrite_json::Value;
-use ferrite_store::{Compare, Op, Outcome, Txn};
+use ferrite_store::{Compare, Entry, Op, Outcome, Txn};
 use jiff::Timestamp;
 
 /// Makes the new object from the stored one. Called again when another writer was faster.
@@ -92,10 +92,14 @@ impl Registry {
             let attributes = self.update_attributes(update, &old);
             let allocation = self.prepare(update, &view, &attributes, &mut new, &old).await?;
             let mut charges = self.admission.charge(&view, &attributes, &new)?;
-            if same(&new, &old) && !self.store.is_stale(&key, entry) {
-                // As upstream: nothing changes, so nothing is written and the resource version stays. What is stored
-                // with an old key is written anew all the same.
-                return Ok(old.into());
+            if same(&new, &old) {
+                if !self.store.is_stale(&key, entry) && !self.is_outdated(resource, entry, &old).await? {
+                    // As upstream: nothing changes, so nothing is written and the resource version stays. What is stored
+                    // with an old key or in an old form is written anew all the same.
+                    return Ok(old.into());
+                }
+                // Nobody has changed it: its managers wrote when they wrote.
+                new.clone_from(&old);
             }
             if update.write.options.dry_run {
                 return Ok(new.into());
@@ -142,6 +146,17 @@ impl Registry {
             }
         }
         Err(Status::conflict(&resource.group, &resource.plural, update.name, CONFLICT))
+    }
+
+    /// True if an object is stored in another form than it would be written in now. Definitions of custom kinds
+    /// change: the version that is stored, fields that are pruned, defaults.
+    async fn is_outdated(&self, resource: &Resource, entry: &Entry, object: &Value) -> Result<bool, Status> {
+        if resource.custom.is_none() {
+            return Ok(false);
+        }
+        let encoded = self.encode(resource, object).await?;
+        let read = |text: &[u8]| ferrite_json::from_slice::<Value>(text).ok();
+        Ok(encoded.value != *entry.plain() && read(&encoded.value) != read(entry.plain()))
     }
 
     /// Checks name, UID and resource version.

@@ -201,6 +201,14 @@ async fn objects_stored_in_two_versions_are_listed_in_one() {
     };
     assert_eq!(list(world.get(V1).await, "hostPort"), ["one:1", "two:2"]);
     assert_eq!(list(world.get(V2).await, "host"), ["one", "two"]);
+    // A write that changes nothing stores the object in the new version, once.
+    let version = |reply: &Reply| reply.at("/metadata/resourceVersion").clone();
+    let before = version(&world.get(&format!("{V1}/a")).await);
+    let written = world.patch("merge", &format!("{V1}/a"), &json!({})).await;
+    assert_ne!(version(&written), before);
+    assert_eq!(written.at("/hostPort"), "one:1");
+    let again = world.patch("merge", &format!("{V1}/a"), &json!({})).await;
+    assert_eq!(version(&again), version(&written));
 }
 
 #[tokio::test]

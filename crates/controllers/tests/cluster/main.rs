@@ -16,6 +16,7 @@ mod hostile;
 mod jobs;
 mod leader;
 mod lifecycle;
+mod migrations;
 mod mirror;
 mod nodes;
 mod policy;

@@ -19,6 +19,7 @@ use crate::{kubelet, storage};
 pub struct Cluster {
     pub client: Client,
     pub context: Context,
+    pub store: Arc<ferrite_store::Store>,
     server: Arc<ApiServer>,
     scope: Scope,
 }
@@ -55,9 +56,13 @@ impl Cluster {
         let server_config = ServerConfig {
             service_ranges: vec![ferrite_api::Cidr::parse("10.96.0.0/16").unwrap()],
             mounted,
+            gates: config.gates.clone(),
+            // Kinds that are off by default take effect with their gates.
+            runtime_config: [("storagemigration.k8s.io/v1beta1".to_owned(), true)].into(),
             ..ServerConfig::new("192.0.2.1:6443".parse().unwrap())
         };
-        let server = ApiServer::start(Arc::new(ferrite_store::Store::memory()), server_config).await.unwrap();
+        let store = Arc::new(ferrite_store::Store::memory());
+        let server = ApiServer::start(Arc::clone(&store), server_config).await.unwrap();
         let client =
             Client::new(server.in_process_client(User::new("system:admin", ["system:masters"])), "default");
         let scope = Scope::new();
@@ -76,7 +81,7 @@ impl Cluster {
             extenders: Vec::new(),
         })
         .unwrap();
-        let cluster = Self { client, context, server, scope };
+        let cluster = Self { client, context, store, server, scope };
         for node in nodes {
             cluster.add_node(node).await;
         }

@@ -230,14 +230,3 @@ pub(in crate::kinds) const POD_GROUPS: Preview = Preview::named(
 );
 
 pub(in crate::kinds) const WORKLOADS: Preview = Preview::named(const { &[NAME, shown("Age")] }, &[Cell::Age]);
-
-pub(in crate::kinds) const STORAGE_VERSION_MIGRATIONS: Preview = Preview::named(
-    const { &[shown("Name"), shown("Resource"), shown("Status")] },
-    &[
-        Cell::Text("/spec/resource/resource"),
-        Cell::Condition(
-            &[("Succeeded", "Succeeded"), ("Failed", "Failed"), ("Running", "Running")],
-            "Pending",
-        ),
-    ],
-);

@@ -109,6 +109,7 @@ fn minimal(kind: &str) -> Value {
         "ResourceSlice" => json!({"spec": {"driver": "d.example", "allNodes": true,
             "pool": {"name": "p", "resourceSliceCount": 1}}}),
         "StorageClass" => json!({"provisioner": "x.example/p"}),
+        "StorageVersionMigration" => json!({"spec": {"resource": {"resource": "pods"}}}),
         "CSIStorageCapacity" => json!({"storageClassName": "c"}),
         "VolumeAttachment" => {
             json!({"spec": {"attacher": "a.example", "nodeName": "n", "source": {"persistentVolumeName": "p"}}})

@@ -1,0 +1,3 @@
+//! Kinds of `storagemigration.k8s.io`.
+
+pub(super) mod storageversionmigration;
