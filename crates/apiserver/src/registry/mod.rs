@@ -337,6 +337,11 @@ impl Registry {
         }
     }
 
+    /// Drops decoded objects that no request needs, for as long as it is polled.
+    pub async fn drop_unused(&self) {
+        self.decoded.drop_unused().await;
+    }
+
     /// Drops the records of a resource that is not served any more.
     pub fn forget(&self, group: &str, plural: &str) {
         hub::forget(group, plural);
