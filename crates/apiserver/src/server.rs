@@ -388,6 +388,10 @@ impl ApiServer {
         }
         let expiring = Arc::clone(&server);
         server.spawn(async move { bootstrap::expire_leases(&expiring).await });
+        let caching = Arc::clone(&server);
+        server.run_until_stopped(async move {
+            tokio::join!(caching.openapi.drop_unused(), caching.registry.drop_unused());
+        });
         let noting = Arc::clone(&server);
         server.run_until_stopped(async move { noting.legacy_tokens.run(&noting).await });
         let asking = Arc::clone(&server);

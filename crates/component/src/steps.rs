@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
+use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -39,7 +40,8 @@ pub struct Steps {
     pub steps: Vec<Step>,
 }
 
-/// A step as the ring holds it. UIDs are kept as numbers: thousands of them lie around.
+/// A step as the ring holds it. UIDs are kept as numbers, and details apart from the entries: thousands of small
+/// allocations that live long would keep the memory around them from being returned.
 #[derive(Debug)]
 struct Entry {
     uid: u128,
@@ -47,14 +49,50 @@ struct Entry {
     took: u64,
     component: &'static str,
     name: &'static str,
-    detail: Box<str>,
+    /// The bytes of its detail.
+    length: usize,
 }
 
 /// A bounded record of steps; the oldest go first.
 #[derive(Debug)]
 struct Ring {
     capacity: usize,
-    entries: Mutex<VecDeque<Entry>>,
+    held: Mutex<Held>,
+}
+
+/// Entries and, in the same order and without gaps, their details.
+#[derive(Debug)]
+struct Held {
+    entries: VecDeque<Entry>,
+    details: VecDeque<u8>,
+}
+
+impl Held {
+    fn push(&mut self, entry: Entry, detail: &str) {
+        debug_assert_eq!(entry.length, detail.len());
+        self.entries.push_back(entry);
+        self.details.extend(detail.as_bytes());
+    }
+
+    fn drop_oldest(&mut self) {
+        if let Some(oldest) = self.entries.pop_front() {
+            self.details.drain(..oldest.length);
+        }
+    }
+
+    /// Entries with the place of their details.
+    fn iter(&self) -> impl Iterator<Item = (&Entry, Range<usize>)> {
+        self.entries.iter().scan(0, |end, entry| {
+            let start = *end;
+            *end += entry.length;
+            Some((entry, start..*end))
+        })
+    }
+
+    fn detail(&self, place: Range<usize>) -> String {
+        let bytes: Vec<u8> = self.details.range(place).copied().collect();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
 }
 
 static RING: Ring = Ring::new(CAPACITY);
@@ -85,7 +123,8 @@ pub fn of<'a>(uids: impl IntoIterator<Item = &'a str>) -> Steps {
 
 impl Ring {
     const fn new(capacity: usize) -> Self {
-        Self { capacity, entries: Mutex::new(VecDeque::new()) }
+        let held = Held { entries: VecDeque::new(), details: VecDeque::new() };
+        Self { capacity, held: Mutex::new(held) }
     }
 
     fn record(
@@ -111,20 +150,20 @@ impl Ring {
             took: micros(took),
             component,
             name,
-            detail: detail.into(),
+            length: detail.len(),
         };
-        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-        // Dropped after the lock is free again.
-        let _oldest = (entries.len() >= self.capacity).then(|| entries.pop_front());
-        entries.push_back(entry);
-        drop(entries);
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        if held.entries.len() >= self.capacity {
+            held.drop_oldest();
+        }
+        held.push(entry, &detail);
     }
 
     fn of<'a>(&self, uids: impl IntoIterator<Item = &'a str>) -> Steps {
         let uids: Vec<(u128, &str)> =
             uids.into_iter().take(MOST_UIDS).map(|uid| (number(uid), uid)).collect();
-        let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-        let steps = entries.iter().filter_map(|entry| {
+        let held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let steps = held.iter().filter_map(|(entry, place)| {
             let (_, uid) = uids.iter().find(|(number, _)| *number == entry.uid)?;
             Some(Step {
                 uid: (*uid).to_owned(),
@@ -132,7 +171,7 @@ impl Ring {
                 took: entry.took,
                 component: entry.component.to_owned(),
                 name: entry.name.to_owned(),
-                detail: entry.detail.to_string(),
+                detail: held.detail(place),
             })
         });
         Steps { steps: steps.collect() }
@@ -196,6 +235,25 @@ mod tests {
         let steps = ring.of([A]).steps;
         assert_eq!(steps.iter().map(|step| step.began / 1_000_000).collect::<Vec<_>>(), [3, 4]);
         assert_eq!(steps[0].detail, "ü".repeat(128));
+    }
+
+    /// The details lie in one buffer, which stays as large as those of the entries that are held.
+    #[test]
+    fn details_stay_with_their_steps_in_one_buffer() {
+        let ring = Ring::new(3);
+        for second in 1..=100 {
+            record(
+                &ring,
+                second,
+                if second % 2 == 0 { A } else { B },
+                &format!("{second}").repeat(second as usize % 7),
+            );
+        }
+        let details = |uid| ring.of([uid]).steps.into_iter().map(|step| step.detail).collect::<Vec<_>>();
+        assert_eq!((details(A), details(B)), (vec![String::new(), "100100".into()], vec!["99".into()]));
+        let held = ring.held.lock().unwrap();
+        assert_eq!(held.details.len(), held.entries.iter().map(|entry| entry.length).sum::<usize>());
+        assert!(held.details.capacity() < 256, "{}", held.details.capacity());
     }
 
     #[test]

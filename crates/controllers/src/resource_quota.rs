@@ -1,9 +1,9 @@
 //! Keeps the usage of quotas correct: admission counts new objects, this controller recounts after
 //! deletions.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use ferrite_api::quota::amounts::{Amounts, amounts};
@@ -29,6 +29,8 @@ type Queue = Arc<WorkQueue<ObjectKey>>;
 #[derive(Clone)]
 struct Monitor {
     informer: Informer<DynamicObject>,
+    /// Ends when no quota counts the resource any more.
+    scope: Scope,
     /// The newest version that an event has brought.
     seen: Arc<AtomicU64>,
 }
@@ -44,13 +46,22 @@ fn version(metadata: &ObjectMeta) -> Option<u64> {
     metadata.resource_version.as_deref()?.parse().ok()
 }
 
-/// The resources that some quota counts, each watched from when the first one does.
+/// Group and plural name.
+type ResourceKey = (String, String);
+
+/// A monitor and the quotas that need it.
+struct Started {
+    monitor: Monitor,
+    users: HashSet<ObjectKey>,
+}
+
+/// The resources that some quota counts, each watched from when the first one does until the last one is gone.
 struct Monitors {
     client: Client,
     scope: Scope,
     queue: Queue,
     quotas: Informer<ResourceQuota>,
-    started: Mutex<HashMap<(String, String), Monitor>>,
+    started: Mutex<HashMap<ResourceKey, Started>>,
 }
 
 pub(crate) fn start(context: &Context) {
@@ -65,7 +76,11 @@ pub(crate) fn start(context: &Context) {
         quotas: quotas.clone(),
         started: Mutex::default(),
     });
-    kit.watches(&quotas, |change, queue| {
+    let releasing = Arc::clone(&monitors);
+    kit.watches(&quotas, move |change, queue| {
+        if let Change::Deleted(quota) = change {
+            releasing.release(&ObjectKey::of(&**quota));
+        }
         let is_same = matches!(change, Change::Updated { old, new } if old.spec == new.spec
             && hard_of(new.status.as_ref().and_then(|s| s.hard.as_ref())) == hard_of(new.spec.as_ref().and_then(|s| s.hard.as_ref())));
         if !is_same && !matches!(change, Change::Deleted(_)) {
@@ -77,7 +92,14 @@ pub(crate) fn start(context: &Context) {
         let (client, monitors) = (client.clone(), monitors.clone());
         async move {
             match quota {
-                Some(quota) => sync(&client, &monitors, &quota, resync).await,
+                Some(quota) => {
+                    let result = sync(&client, &monitors, &quota, resync).await;
+                    // A quota that was deleted meanwhile needs no monitor.
+                    if monitors.quotas.get(&key).is_none() {
+                        monitors.release(&key);
+                    }
+                    result
+                }
                 None => Ok(None),
             }
         }
@@ -101,12 +123,18 @@ async fn sync(
     let all = discovery::served(client).await?;
     let mut counted: Vec<(Evaluator, Vec<Value>)> = Vec::new();
     let mut is_current = true;
-    for (served, evaluator) in tracked(&all, &hard) {
-        let monitor = monitors.of(served);
-        monitor.informer.synced().await;
+    let tracked = tracked(&all, &hard);
+    monitors.keep(&ObjectKey::of(quota), &tracked);
+    for (served, evaluator) in &tracked {
+        let monitor = monitors.of(served, ObjectKey::of(quota));
+        tokio::select! {
+            () = monitor.informer.synced() => {}
+            // The quota is gone.
+            () = monitor.scope.token().cancelled() => return Ok(None),
+        }
         is_current &= monitor.has_seen(version(&quota.metadata));
         let objects = monitor.informer.list_in(namespace);
-        counted.push((evaluator, values(objects.iter().map(|object| &**object))));
+        counted.push((evaluator.clone(), values(objects.iter().map(|object| &**object))));
     }
     let mut used = total(&value, &hard, &counted);
     let is_recorded = |used: &Amounts| {
@@ -119,7 +147,7 @@ async fn sync(
         // Admission charges a quota in the transaction that writes the object. The quota may have arrived here before
         // the object: to write the count of such a cache would take the object off the quota again.
         counted.clear();
-        for (served, evaluator) in tracked(&all, &hard) {
+        for (served, evaluator) in tracked {
             let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, &served.resource);
             let list = api.list(&ListParams::default()).await.during(|| {
                 format!("list {} of namespace {namespace} for quota {name}", served.resource.plural)
@@ -170,19 +198,41 @@ fn tracked<'a>(served: &'a [Served], hard: &Amounts) -> Vec<(&'a Served, Evaluat
         .collect()
 }
 
+fn key_of(served: &Served) -> ResourceKey {
+    (served.resource.group.clone(), served.resource.plural.clone())
+}
+
 impl Monitors {
-    fn of(self: &Arc<Self>, served: &Served) -> Monitor {
-        let key = (served.resource.group.clone(), served.resource.plural.clone());
-        let mut started = self.started.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(monitor) = started.get(&key) {
-            return monitor.clone();
+    fn lock(&self) -> MutexGuard<'_, HashMap<ResourceKey, Started>> {
+        self.started.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes that a quota needs no other monitors than these.
+    fn keep(&self, quota: &ObjectKey, tracked: &[(&Served, Evaluator)]) {
+        let needed: HashSet<ResourceKey> = tracked.iter().map(|(served, _)| key_of(served)).collect();
+        self.lock().retain(|key, started| needed.contains(key) || started.is_needed_without(quota));
+    }
+
+    /// Notes that a quota needs no monitor any more.
+    fn release(&self, quota: &ObjectKey) {
+        self.lock().retain(|_, started| started.is_needed_without(quota));
+    }
+
+    /// The monitor of a resource that a quota counts.
+    fn of(self: &Arc<Self>, served: &Served, quota: ObjectKey) -> Monitor {
+        let key = key_of(served);
+        let mut all = self.lock();
+        if let Some(started) = all.get_mut(&key) {
+            started.users.insert(quota);
+            return started.monitor.clone();
         }
         let counts_content = evaluator(&key.0, &key.1)
             .is_some_and(|e| e.counts_updates(None) || e.counts_updates(Some("resize")));
         let api: Api<DynamicObject> = Api::all_with(self.client.clone(), &served.resource);
         let slim = if counts_content { without_bookkeeping } else { only_name };
-        let informer = Informer::start_slim(api, ListSelector::everything(), &self.scope, slim);
-        let monitor = Monitor { informer: informer.clone(), seen: Arc::default() };
+        let scope = self.scope.child();
+        let informer = Informer::start_slim(api, ListSelector::everything(), &scope, slim);
+        let monitor = Monitor { informer: informer.clone(), scope, seen: Arc::default() };
         let (monitors, seen) = (self.clone(), monitor.seen.clone());
         informer.subscribe(move |change| {
             if let Some(version) = version(&change.object().metadata) {
@@ -190,7 +240,7 @@ impl Monitors {
             }
             monitors.changed(change);
         });
-        started.insert(key, monitor.clone());
+        all.insert(key, Started { monitor: monitor.clone(), users: HashSet::from([quota]) });
         monitor
     }
 
@@ -213,6 +263,17 @@ impl Monitors {
                 self.queue.add(ObjectKey::of(&*quota));
             }
         }
+    }
+}
+
+impl Started {
+    /// Takes a quota from the users. Without users the monitor ends.
+    fn is_needed_without(&mut self, quota: &ObjectKey) -> bool {
+        self.users.remove(quota);
+        if self.users.is_empty() {
+            self.monitor.scope.cancel();
+        }
+        !self.users.is_empty()
     }
 }
 
@@ -301,16 +362,48 @@ mod tests {
         (Client::new(service, "default"), written)
     }
 
-    async fn synced(current: Vec<Value>) -> Option<Value> {
-        let (client, mut written) = server(current);
-        let scope = Scope::new();
-        let monitors = Arc::new(Monitors {
+    fn monitors(client: &Client, scope: &Scope) -> Arc<Monitors> {
+        Arc::new(Monitors {
             client: client.clone(),
             scope: scope.clone(),
             queue: Arc::new(WorkQueue::new()),
-            quotas: Informer::start(Api::all(client.clone()), ListSelector::everything(), &scope),
+            quotas: Informer::start(Api::all(client.clone()), ListSelector::everything(), scope),
             started: Mutex::default(),
-        });
+        })
+    }
+
+    #[tokio::test]
+    async fn a_resource_is_watched_while_a_quota_counts_it() {
+        let (client, _) = server(Vec::new());
+        let scope = Scope::new();
+        let monitors = monitors(&client, &scope);
+        let all = discovery::served(&client).await.expect("discovered");
+        let hard = amounts(&json!({"pods": "5"}));
+        let tracked = tracked(&all, &hard);
+        let (first, second) = (ObjectKey::new("a", "q"), ObjectKey::new("b", "q"));
+        let watch = |quota: &ObjectKey| {
+            let (served, _) = tracked.first().expect("pods");
+            monitors.of(served, quota.clone())
+        };
+        let monitor = watch(&first);
+        watch(&second);
+        monitors.release(&first);
+        assert!(!monitor.scope.is_ended(), "the other quota counts pods");
+        // The other quota counts nothing of it any more.
+        monitors.keep(&second, &[]);
+        assert!(monitor.scope.is_ended() && monitors.lock().is_empty());
+        let again = watch(&first);
+        monitors.keep(&first, &tracked);
+        assert!(!again.scope.is_ended() && monitor.scope.is_ended());
+        monitors.release(&first);
+        assert!(again.scope.is_ended());
+        scope.cancel();
+    }
+
+    async fn synced(current: Vec<Value>) -> Option<Value> {
+        let (client, mut written) = server(current);
+        let scope = Scope::new();
+        let monitors = monitors(&client, &scope);
         let quota = json!({
             "metadata": {"name": "q", "namespace": "q", "resourceVersion": "9"},
             "spec": {"hard": {"pods": "5"}},
@@ -338,7 +431,7 @@ mod tests {
         let api: Api<DynamicObject> =
             Api::all_with(client, &kube::discovery::ApiResource::erase::<ResourceQuota>(&()));
         let informer = Informer::start(api, ListSelector::everything(), &scope);
-        let monitor = Monitor { informer, seen: Arc::new(AtomicU64::new(7)) };
+        let monitor = Monitor { informer, scope: scope.clone(), seen: Arc::new(AtomicU64::new(7)) };
         for (version, expected) in [(Some(6), true), (Some(7), true), (Some(8), false), (None, false)] {
             assert_eq!(monitor.has_seen(version), expected, "{version:?}");
         }

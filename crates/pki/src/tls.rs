@@ -6,7 +6,7 @@ use crate::files::PkiError;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, ring};
 use rustls::server::danger::ClientCertVerifier;
-use rustls::server::{ClientHello, ResolvesServerCert, WebPkiClientVerifier};
+use rustls::server::{ClientHello, NoServerSessionStorage, ResolvesServerCert, WebPkiClientVerifier};
 use rustls::sign::CertifiedKey;
 use rustls::{
     ClientConfig, DigitallySignedStruct, RootCertStore, ServerConfig, SignatureScheme, SupportedCipherSuite,
@@ -91,8 +91,18 @@ pub fn server_config_with(
         .with_protocol_versions(versions)?
         .with_client_cert_verifier(Arc::new(KeyPossession::new(hints)))
         .with_cert_resolver(Arc::new(resolver));
+    keep_no_sessions(&mut config)?;
     config.alpn_protocols = handshake.protocols.iter().map(|p| p.as_bytes().to_vec()).collect();
     Ok(ServerTls { config: Arc::new(config), clients })
+}
+
+/// Has clients keep the state of their sessions, as encrypted tickets. A server that keeps it holds the certificates of
+/// hundreds of clients that never come back.
+fn keep_no_sessions(config: &mut ServerConfig) -> Result<(), PkiError> {
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    config.ticketer = ring::Ticketer::new()?;
+    config.send_tls13_tickets = 1;
+    Ok(())
 }
 
 /// Only these suites of TLS 1.2, and all of TLS 1.3.
@@ -200,6 +210,7 @@ fn serving(
         .with_safe_default_protocol_versions()?
         .with_client_cert_verifier(verifier)
         .with_single_cert(chain, key)?;
+    keep_no_sessions(&mut config)?;
     config.alpn_protocols = protocols.iter().map(|p| p.as_bytes().to_vec()).collect();
     Ok(config)
 }
@@ -312,6 +323,42 @@ mod tests {
         assert!(with_suites(&two).is_ok());
         let error = with_suites(&names(&["TLS_RSA_WITH_RC4_128_SHA"])).unwrap_err().to_string();
         assert!(error.contains("TLS_RSA_WITH_RC4_128_SHA"), "{error}");
+    }
+
+    /// Completes a handshake in memory, and the exchange of a byte, after which the client has its ticket.
+    fn connect(client: &Arc<ClientConfig>, server: &Arc<ServerConfig>) -> rustls::ServerConnection {
+        let name = ServerName::try_from("localhost").unwrap();
+        let mut client = rustls::ClientConnection::new(Arc::clone(client), name).unwrap();
+        let mut server = rustls::ServerConnection::new(Arc::clone(server)).unwrap();
+        for _ in 0..4 {
+            let mut bytes = Vec::new();
+            client.write_tls(&mut bytes).unwrap();
+            server.read_tls(&mut bytes.as_slice()).unwrap();
+            server.process_new_packets().unwrap();
+            bytes.clear();
+            server.write_tls(&mut bytes).unwrap();
+            client.read_tls(&mut bytes.as_slice()).unwrap();
+            client.process_new_packets().unwrap();
+        }
+        assert!(!server.is_handshaking());
+        server
+    }
+
+    #[test]
+    fn clients_resume_sessions_of_which_the_server_keeps_nothing() {
+        let authority = crate::Authority::create("test").unwrap();
+        let subject =
+            crate::Subject { names: vec!["localhost".into()], ..crate::Subject::client("server", None) };
+        let identity = authority.issue(&subject, crate::Purpose::Server).unwrap();
+        let user = authority.issue(&crate::Subject::client("user", None), crate::Purpose::Client).unwrap();
+        let server = server_config(&identity, authority.certificate(), &[]).unwrap().config;
+        let client = Arc::new(client_config(authority.certificate(), Some(&user)).unwrap());
+        let first = connect(&client, &server);
+        assert_eq!(first.handshake_kind(), Some(rustls::HandshakeKind::Full));
+        let second = connect(&client, &server);
+        assert_eq!(second.handshake_kind(), Some(rustls::HandshakeKind::Resumed));
+        assert_eq!(second.peer_certificates(), first.peer_certificates());
+        assert!(first.peer_certificates().is_some() && !server.session_storage.can_cache());
     }
 
     #[test]

@@ -40,6 +40,9 @@ impl Default for HistoryLimits {
     }
 }
 
+/// Room for this many changes is kept in any case.
+const LEAST_ROOM: usize = 256;
+
 /// Changes in the order of their revisions, oldest first, trimmed from the front.
 #[derive(Debug)]
 pub(crate) struct History {
@@ -101,8 +104,17 @@ impl History {
             }
             self.marks.pop_front();
             self.drop_through(revision);
+            self.shrink();
         }
         None
+    }
+
+    /// Frees room that only a burst of changes needed.
+    fn shrink(&mut self) {
+        let needed = self.changes.len().max(LEAST_ROOM);
+        if self.changes.capacity() > 4 * needed {
+            self.changes.shrink_to(2 * needed);
+        }
     }
 
     pub fn limits(&self) -> HistoryLimits {
@@ -190,6 +202,21 @@ mod tests {
         history.push(change(2, 0));
         assert_eq!(history.compacted(), Revision(1));
         assert_eq!(history.after(Revision(1)).count(), 1);
+    }
+
+    #[test]
+    fn room_for_a_burst_is_freed_after_it() {
+        let start = Instant::now();
+        let limits = HistoryLimits { age: Duration::from_secs(100), ..HistoryLimits::default() };
+        let mut history = History::new(limits, Revision(0));
+        (1..=20_000).for_each(|revision| history.push(change(revision, 0)));
+        history.mark(start, Revision(20_000));
+        (20_001..=20_010).for_each(|revision| history.push(change(revision, 0)));
+        history.mark(start + Duration::from_secs(60), Revision(20_010));
+        assert!(history.changes.capacity() >= 20_000);
+        history.expire(start + Duration::from_secs(120));
+        assert_eq!((history.len(), history.compacted()), (10, Revision(20_000)));
+        assert!(history.changes.capacity() <= 1024, "{}", history.changes.capacity());
     }
 
     #[test]

@@ -267,7 +267,9 @@ impl Follower {
         let definition = match registry.read(&self.resource, "", name) {
             Ok(definition) => definition,
             Err(status) if status.code == 404 => {
-                registry.tables.set(name, None);
+                if registry.tables.set(name, None) {
+                    forget(&self.server, name);
+                }
                 self.known.0.remove(name);
                 return Ok(());
             }
@@ -318,6 +320,15 @@ impl Follower {
             other => other,
         }
     }
+}
+
+/// Drops the records of a removed definition's resources: otherwise they stay for as long as the server runs.
+fn forget(server: &ApiServer, definition: &str) {
+    // The name of a definition consists of its plural name and its group.
+    if let Some((plural, group)) = definition.split_once('.') {
+        server.registry.forget(group, plural);
+    }
+    server.metrics.retain_served(&server.registry.tables.current());
 }
 
 /// Puts the resources of a definition into the table.

@@ -2,6 +2,7 @@
 
 mod access;
 mod histogram;
+mod labels;
 mod process;
 
 use crate::encode::WatchEncoder;
@@ -11,7 +12,7 @@ use crate::request::{Route, Verb};
 use ::http::Method;
 use ferrite_api::resource::Resource;
 use ferrite_store::{Snapshot, Usage};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,6 +21,7 @@ use std::time::Duration;
 pub(crate) use access::{Access, AdmissionTimes};
 use histogram::Histogram;
 pub(crate) use histogram::Timing;
+use labels::{Labels, ResourceName};
 
 pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8; escaping=underscores";
 
@@ -167,27 +169,9 @@ impl RequestKind {
             dry_run: self.dry_run,
         }
     }
-
-    /// Labels in alphabetical order, as upstream's. Not all metrics separate dry runs.
-    fn labels(&self, with_dry_run: bool) -> String {
-        let dry_run = match (with_dry_run, self.dry_run) {
-            (false, _) => "",
-            (true, false) => "dry_run=\"\",",
-            (true, true) => "dry_run=\"All\",",
-        };
-        let (group, version, plural) = names(self.resource.as_deref());
-        format!(
-            "component=\"apiserver\",{dry_run}group={group:?},resource={plural:?},scope={:?},subresource={:?},verb={:?},version={version:?}",
-            self.scope, self.subresource, self.verb,
-        )
-    }
 }
 
-fn names(resource: Option<&Resource>) -> (&str, &str, &str) {
-    resource.map_or(("", "", ""), |r| (&*r.group, &*r.version, &*r.plural))
-}
-
-/// Resources are served as long as the server lives, so their addresses identify them.
+/// The part of a [`RequestKind`] that identifies its series.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
     resource: u64,
@@ -198,7 +182,8 @@ struct Key {
 }
 
 struct Series {
-    kind: RequestKind,
+    labels: Labels,
+    long_running: bool,
     codes: BTreeMap<u16, u64>,
     seconds: Histogram,
     bytes: Histogram,
@@ -211,7 +196,8 @@ struct Series {
 impl Series {
     fn new(kind: &RequestKind) -> Self {
         Self {
-            kind: kind.clone(),
+            labels: Labels::of(kind),
+            long_running: kind.long_running,
             codes: BTreeMap::new(),
             seconds: Histogram::new(SECONDS),
             bytes: Histogram::new(ANSWER_BYTES),
@@ -233,6 +219,12 @@ impl StoreTimes {
         all.entry(key).or_insert_with(|| Histogram::new(SECONDS)).observe(elapsed.as_secs_f64());
     }
 
+    /// Drops the durations of resources that a table does not have in any version.
+    pub fn retain_served(&self, table: &ResourceMap) {
+        let served: BTreeSet<(&str, &str)> = table.rows().iter().map(|r| (&*r.group, &*r.plural)).collect();
+        lock(&self.0).retain(|(group, plural, _), _| served.contains(&(group.as_str(), plural.as_str())));
+    }
+
     pub fn put(&self, out: &mut String) {
         let all = lock(&self.0);
         let labels = |group: &str, resource: &str, operation: &str| {
@@ -252,14 +244,22 @@ impl StoreTimes {
 }
 
 struct Watched {
-    labels: String,
+    resource: ResourceName,
     bytes: Histogram,
+}
+
+impl Watched {
+    fn labels(&self) -> String {
+        let ResourceName { group, version, plural } = &self.resource;
+        format!("group={group:?},resource={plural:?},version={version:?}")
+    }
 }
 
 #[derive(Default)]
 pub(crate) struct Metrics {
     series: Mutex<BTreeMap<Key, Series>>,
-    watched: Mutex<BTreeMap<usize, Watched>>,
+    /// By the number of the resource's name.
+    watched: Mutex<BTreeMap<u64, Watched>>,
     pub handshake_errors: AtomicU64,
     pub access: Access,
     /// Frames of changes made for watchers; without it, nobody would notice a watcher that does not share.
@@ -326,14 +326,21 @@ impl Metrics {
     /// A frame sent to a watcher.
     pub fn watch_event(&self, encoder: &WatchEncoder, bytes: usize) {
         let resource = encoder.resource();
-        let key = std::ptr::from_ref(resource) as usize;
         let mut watched = lock(&self.watched);
-        let counted = watched.entry(key).or_insert_with(|| {
-            let (group, version, plural) = names(Some(resource));
-            let labels = format!("group={group:?},resource={plural:?},version={version:?}");
-            Watched { labels, bytes: Histogram::new(EVENT_BYTES) }
+        let counted = watched.entry(name_hash(resource)).or_insert_with(|| Watched {
+            resource: ResourceName::of(resource),
+            bytes: Histogram::new(EVENT_BYTES),
         });
         counted.bytes.observe(bytes as f64);
+    }
+
+    /// Drops the series of resources that a table does not have. A stream of such a resource that still runs stays
+    /// counted until it ends and the table changes again.
+    pub fn retain_served(&self, table: &ResourceMap) {
+        lock(&self.series).retain(|_, series| {
+            series.running > 0 || series.labels.resource.as_ref().is_none_or(|name| name.is_served(table))
+        });
+        lock(&self.watched).retain(|_, watched| watched.resource.is_served(table));
     }
 
     pub fn text(&self, in_flight: &InFlight) -> String {
@@ -359,7 +366,7 @@ impl Metrics {
         let counted = all.values().filter(|s| !s.codes.is_empty());
         head(out, "apiserver_request_total", "counter", "Requests by verb, resource and code.");
         for series in counted.clone() {
-            let labels = series.kind.labels(true);
+            let labels = series.labels.text(true);
             for (code, count) in &series.codes {
                 put(out, &format!("apiserver_request_total{{code=\"{code}\",{labels}}} {count}"));
             }
@@ -367,30 +374,30 @@ impl Metrics {
         let name = "apiserver_request_duration_seconds";
         head(out, name, "histogram", "How long requests took.");
         for series in counted.clone().filter(|s| s.seconds.count > 0) {
-            series.seconds.put(out, name, &series.kind.labels(true));
+            series.seconds.put(out, name, &series.labels.text(true));
         }
         let name = "apiserver_request_sli_duration_seconds";
         head(out, name, "histogram", "How long requests took, without what webhooks and queues took.");
-        for series in counted.clone().filter(|s| s.seconds.count > 0 && !s.kind.dry_run) {
-            series.seconds.put_from(out, name, &series.kind.labels(false), SLI_FROM);
+        for series in counted.clone().filter(|s| s.seconds.count > 0 && !s.labels.dry_run) {
+            series.seconds.put_from(out, name, &series.labels.text(false), SLI_FROM);
         }
         let name = "apiserver_response_sizes";
         head(out, name, "histogram", "Bytes of answers.");
-        for series in counted.filter(|s| s.bytes.count > 0 && !s.kind.dry_run) {
-            series.bytes.put(out, name, &series.kind.labels(false));
+        for series in counted.filter(|s| s.bytes.count > 0 && !s.labels.dry_run) {
+            series.bytes.put(out, name, &series.labels.text(false));
         }
         put_bodies(out, all.values());
         let name = "apiserver_request_terminations_total";
         head(out, name, "counter", "Requests ended before they were done.");
         for series in all.values() {
             for (code, count) in &series.terminations {
-                put(out, &format!("{name}{{code=\"{code}\",{}}} {count}", series.kind.labels(false)));
+                put(out, &format!("{name}{{code=\"{code}\",{}}} {count}", series.labels.text(false)));
             }
         }
         let name = "apiserver_longrunning_requests";
         head(out, name, "gauge", "Streams being served.");
-        for series in all.values().filter(|s| s.kind.long_running) {
-            put(out, &format!("{name}{{{}}} {}", series.kind.labels(false), series.running));
+        for series in all.values().filter(|s| s.long_running) {
+            put(out, &format!("{name}{{{}}} {}", series.labels.text(false), series.running));
         }
     }
 
@@ -399,12 +406,12 @@ impl Metrics {
         let name = "apiserver_watch_events_total";
         head(out, name, "counter", "Events sent to watchers.");
         for watched in watched.values() {
-            put(out, &format!("{name}{{{}}} {}", watched.labels, watched.bytes.count));
+            put(out, &format!("{name}{{{}}} {}", watched.labels(), watched.bytes.count));
         }
         let name = "apiserver_watch_events_sizes";
         head(out, name, "histogram", "Bytes of events sent to watchers.");
         for watched in watched.values() {
-            watched.bytes.put(out, name, &watched.labels);
+            watched.bytes.put(out, name, &watched.labels());
         }
         let name = "ferrite_watch_encodings_total";
         head(out, name, "counter", "Events encoded for watchers, which share what is encoded.");
@@ -416,8 +423,10 @@ impl Metrics {
 fn put_bodies<'a>(out: &mut String, all: impl Iterator<Item = &'a Series>) {
     let mut merged: BTreeMap<(&str, &str, &str), Histogram> = BTreeMap::new();
     for series in all.filter(|s| s.bodies.count > 0) {
-        let Some((_, verb)) = BODY_VERBS.iter().find(|(verb, _)| *verb == series.kind.verb) else { continue };
-        let (group, _, plural) = names(series.kind.resource.as_deref());
+        let Some((_, verb)) = BODY_VERBS.iter().find(|(verb, _)| *verb == series.labels.verb) else {
+            continue;
+        };
+        let (group, _, plural) = series.labels.names();
         let key = (group, plural, *verb);
         merged.entry(key).or_insert_with(|| Histogram::new(BODY_BYTES)).add(&series.bodies);
     }
@@ -476,6 +485,8 @@ pub(crate) fn put_storage(out: &mut String, table: &ResourceMap, snapshot: &Snap
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::encode::IncludeObject;
+    use crate::negotiate::PLAIN_JSON;
 
     #[test]
     fn requests_are_counted_by_what_they_are() {
@@ -514,6 +525,53 @@ mod tests {
         ] {
             assert!(!text.contains(&absent), "{absent} in {text}");
         }
+    }
+
+    #[test]
+    fn series_of_removed_resources_are_dropped() {
+        let table = ResourceMap::new(ferrite_api::kinds::built_in());
+        let (metrics, times) = (Metrics::default(), StoreTimes::default());
+        for path in ["/api/v1/pods", "/api/v1/nodes", "/version"] {
+            let kind = RequestKind::sample("GET", path, &table);
+            metrics.record(&kind, 200, Duration::from_millis(1), None, None);
+        }
+        for plural in ["pods", "nodes"] {
+            let resource = table.find("", "v1", plural).unwrap();
+            times.observe(resource, "create", Duration::from_millis(1));
+            let made = Arc::default();
+            let encoder = WatchEncoder::new(Arc::clone(resource), PLAIN_JSON, IncludeObject::Object, made);
+            metrics.watch_event(&encoder.unwrap(), 10);
+        }
+        let text = || {
+            let mut text = metrics.text(&InFlight::new(1, 1));
+            times.put(&mut text);
+            text
+        };
+        let lines = |text: &str, plural: &str| text.matches(&format!("resource=\"{plural}\"")).count();
+        let before = text();
+        metrics.retain_served(&table);
+        times.retain_served(&table);
+        assert_eq!(text(), before);
+        let others = ferrite_api::kinds::built_in().into_iter().filter(|row| row.plural != "pods");
+        let without_pods = ResourceMap::new(others.collect());
+        metrics.retain_served(&without_pods);
+        times.retain_served(&without_pods);
+        let after = text();
+        assert_eq!((lines(&after, "pods"), lines(&after, "nodes")), (0, lines(&before, "nodes")));
+        assert_eq!(lines(&after, ""), lines(&before, ""), "requests for no resource");
+    }
+
+    /// A definition that is replaced or removed must be freed, though requests for it were counted.
+    #[test]
+    fn metrics_do_not_hold_resources() {
+        let table = ResourceMap::new(ferrite_api::kinds::built_in());
+        let pods = table.find("", "v1", "pods").unwrap();
+        let holders = Arc::strong_count(pods);
+        let metrics = Metrics::default();
+        let kind = RequestKind::sample("GET", "/api/v1/pods", &table);
+        metrics.record(&kind, 200, Duration::from_millis(1), None, None);
+        drop(kind);
+        assert_eq!(Arc::strong_count(pods), holders);
     }
 
     #[test]

@@ -5,6 +5,7 @@ mod custom;
 mod descriptions;
 mod documents;
 mod enums;
+mod kept;
 mod operations;
 mod parameters;
 mod paths;
@@ -23,32 +24,19 @@ use ::http::{HeaderMap, HeaderValue, header};
 use bytes::Bytes;
 use ferrite_api::resource::Resource;
 use ferrite_json::{Map, Value, json};
+use kept::Kept;
 use operations::PathItem;
 use schemas::{Dialect, Schemas};
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Documents made so far, by path.
+/// The documents of a server.
 #[derive(Default)]
-pub(crate) struct Documents {
-    made: Mutex<BTreeMap<String, Made>>,
-    /// The v2 document, with the version of the table that it is of.
-    whole: Mutex<Option<(u64, [Document; 2])>>,
-}
+pub(crate) struct Documents(Kept);
 
 #[derive(Clone)]
 struct Document {
     hash: String,
     bytes: Bytes,
-}
-
-/// A document as it is remembered.
-struct Made {
-    /// The definitions that it is made of; empty if there are none.
-    stamp: String,
-    hash: String,
-    /// None of a document of custom kinds: there can be many, and few are asked for twice.
-    bytes: Option<Bytes>,
 }
 
 impl Documents {
@@ -62,7 +50,7 @@ impl Documents {
     ) -> Response {
         let mut paths = Map::new();
         let known = paths_of(table);
-        self.lock().retain(|path, _| known.contains(path));
+        self.0.retain(&known);
         for path in known {
             let Some(hash) = self.hash_of(table, schema_of, &path) else { continue };
             let url = format!("/openapi/v3/{path}?hash={hash}");
@@ -81,18 +69,13 @@ impl Documents {
         let accept = headers.get(header::ACCEPT).and_then(|v| v.to_str().ok()).unwrap_or_default();
         let protobuf = ["application/com.github.proto-openapi.spec.v2@v1.0+protobuf", PROTOBUF_V2];
         let Some(form) = Form::of(accept, protobuf) else { return bare(406) };
-        let known = {
-            let whole = self.whole.lock().unwrap_or_else(PoisonError::into_inner);
-            whole.as_ref().filter(|(version, _)| *version == table.version).map(|(_, made)| made.clone())
-        };
-        let [json, protobuf] = known.unwrap_or_else(|| {
+        let [json, protobuf] = self.0.whole(table.version).unwrap_or_else(|| {
             let document = v2::make(table, schema_of);
             let made = [document.to_string().into_bytes(), proto::encode(&document)].map(|bytes| {
                 let bytes = Bytes::from(bytes);
                 Document { hash: hash(&bytes), bytes }
             });
-            let mut whole = self.whole.lock().unwrap_or_else(PoisonError::into_inner);
-            *whole = Some((table.version, made.clone()));
+            self.0.put_whole(table.version, made.clone());
             made
         });
         match form {
@@ -136,28 +119,25 @@ impl Documents {
         answer
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Made>> {
-        self.made.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Drops documents that nobody asks for, for as long as it is polled.
+    pub async fn drop_unused(&self) {
+        self.0.run().await;
     }
 
     fn hash_of(&self, table: &ResourceMap, schema_of: SchemaOf<'_>, path: &str) -> Option<String> {
-        let stamp = stamp_of(table, path);
-        let known = self.lock().get(path).filter(|made| made.stamp == stamp).map(|made| made.hash.clone());
+        let known = self.0.hash(path, &stamp_of(table, path));
         known.or_else(|| self.get(table, schema_of, path).map(|document| document.hash))
     }
 
     fn get(&self, table: &ResourceMap, schema_of: SchemaOf<'_>, path: &str) -> Option<Document> {
         let stamp = stamp_of(table, path);
-        if let Some(Made { stamp: of, hash, bytes: Some(bytes) }) = self.lock().get(path)
-            && *of == stamp
-        {
-            return Some(Document { hash: hash.clone(), bytes: bytes.clone() });
+        if let Some(known) = self.0.get(path, &stamp) {
+            return Some(known);
         }
         let bytes = Bytes::from(make_at(table, schema_of, path)?.to_string());
-        let hash = hash(&bytes);
-        let kept = stamp.is_empty().then(|| bytes.clone());
-        self.lock().insert(path.to_owned(), Made { stamp, hash: hash.clone(), bytes: kept });
-        Some(Document { hash, bytes })
+        let document = Document { hash: hash(&bytes), bytes };
+        self.0.put(path, stamp, &document);
+        Some(document)
     }
 }
 

@@ -6,21 +6,31 @@ use ferrite_json::Value;
 use ferrite_store::{Entry, Key};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::Notify;
 
 /// Most cached objects. The cache is cleared when full: such workloads have no hot set.
 const KEPT: usize = 256;
 /// Larger objects are not cached.
 const LARGE: usize = 16 << 10;
+/// An object that no request needed for at least this time is dropped. Each consists of dozens of small allocations,
+/// and many are of namespaces that are gone.
+const UNUSED: Duration = Duration::from_secs(60);
 
 /// An object, with the entry that it was decoded from: it holds for no other.
 struct Decoded {
     from: Arc<Entry>,
     object: Arc<Value>,
+    /// False if no request needed it since unused objects were last dropped.
+    used: bool,
 }
 
 /// Decoded objects by key.
 #[derive(Default)]
-pub(super) struct DecodedObjects(Mutex<HashMap<Key, Decoded>>);
+pub(super) struct DecodedObjects {
+    kept: Mutex<HashMap<Key, Decoded>>,
+    filled: Notify,
+}
 
 impl DecodedObjects {
     /// The object of an entry. None if its value is not in our format.
@@ -30,9 +40,10 @@ impl DecodedObjects {
         if !resource.is_read_as_stored() || entry.plain().len() > LARGE {
             return decode();
         }
-        if let Some(known) = self.lock().get(key)
+        if let Some(known) = self.lock().get_mut(key)
             && Arc::ptr_eq(&known.from, entry)
         {
+            known.used = true;
             return Some(Arc::clone(&known.object));
         }
         let object = decode()?;
@@ -40,12 +51,31 @@ impl DecodedObjects {
         if kept.len() >= KEPT {
             kept.clear();
         }
-        kept.insert(key.clone(), Decoded { from: Arc::clone(entry), object: Arc::clone(&object) });
+        let decoded = Decoded { from: Arc::clone(entry), object: Arc::clone(&object), used: true };
+        let was_empty = kept.is_empty();
+        kept.insert(key.clone(), decoded);
+        drop(kept);
+        if was_empty {
+            self.filled.notify_one();
+        }
         Some(object)
     }
 
+    /// Drops unused objects, for as long as it is polled.
+    pub async fn drop_unused(&self) {
+        loop {
+            self.filled.notified().await;
+            while !self.lock().is_empty() {
+                tokio::time::sleep(UNUSED).await;
+                let mut kept = self.lock();
+                kept.retain(|_, decoded| std::mem::take(&mut decoded.used));
+                kept.shrink_to_fit();
+            }
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, HashMap<Key, Decoded>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -84,6 +114,28 @@ mod tests {
         assert_eq!((&changed["spec"], &changed["metadata"]["resourceVersion"]), (&json!("new"), &json!("2")));
         // The same revision of another history is another object.
         assert_eq!(objects.get(&pods, &key, &entry("other", 2)).unwrap()["spec"], "other");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn unused_objects_are_dropped() {
+        let (pods, objects) = (fixture::pods(Plain), DecodedObjects::default());
+        let (used, unused) = (Key::from("/registry/pods/default/a"), Key::from("/registry/pods/default/b"));
+        let entry = entry("x", 1);
+        objects.get(&pods, &unused, &entry).unwrap();
+        let uses = async {
+            for _ in 0..5 {
+                objects.get(&pods, &used, &entry).unwrap();
+                tokio::time::sleep(UNUSED / 2).await;
+            }
+            assert!(objects.lock().contains_key(&used) && !objects.lock().contains_key(&unused));
+            tokio::time::sleep(UNUSED * 3).await;
+            assert!(objects.lock().is_empty());
+            // An object that comes later goes, too.
+            objects.get(&pods, &used, &entry).unwrap();
+            tokio::time::sleep(UNUSED * 3).await;
+            assert!(objects.lock().is_empty());
+        };
+        tokio::select! { () = objects.drop_unused() => {}, () = uses => {} }
     }
 
     #[test]

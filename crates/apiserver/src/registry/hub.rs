@@ -83,6 +83,12 @@ static EVENTS: LazyLock<Events> = LazyLock::new(|| {
     }
 });
 
+/// Drops the counters of a resource that is not served any more.
+pub(super) fn forget(group: &str, plural: &str) {
+    let Events { received, dispatched, initial } = &*EVENTS;
+    [received, dispatched, initial].into_iter().for_each(|family| family.remove(&[group, plural]));
+}
+
 impl Hub {
     fn new(group: &str, plural: &str) -> Self {
         let labels = &[group, plural];
@@ -297,6 +303,18 @@ mod tests {
         hub.share(vec![change(1 << 21, "c")]);
         assert!(hub.bytes.load(Ordering::Relaxed) <= MAX_BYTES);
         assert!(lock(&hub.recent).len() < 8);
+    }
+
+    #[test]
+    fn counters_of_a_removed_resource_are_gone() {
+        let (group, plural) = ("forgotten.example.com", "things");
+        let shown = || registry().text().contains(group);
+        Hub::new(group, plural).dispatched.increment();
+        assert!(shown());
+        forget(group, "others");
+        assert!(shown());
+        forget(group, plural);
+        assert!(!shown());
     }
 
     #[test]

@@ -153,6 +153,12 @@ static LISTED: LazyLock<Listed> = LazyLock::new(|| {
     }
 });
 
+/// Drops the counters of a resource that is not served any more.
+pub(super) fn forget(group: &str, plural: &str) {
+    let Listed { total, fetched, evaluated, returned } = &*LISTED;
+    [total, fetched, evaluated, returned].into_iter().for_each(|family| family.remove(&[group, plural]));
+}
+
 impl Listed {
     fn add(&self, resource: &Resource, evaluated: u64, returned: usize) {
         let labels = [&*resource.group, &*resource.plural];
@@ -409,6 +415,17 @@ fn parse_token(text: &str) -> Result<Option<Token>, Status> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn counters_of_a_removed_resource_are_gone() {
+        let (group, plural) = ("unlisted.example.com", "things");
+        let shown = || registry().text().contains(group);
+        LISTED.total.with(&[group, plural]).increment();
+        LISTED.returned.with(&[group, plural]).increment();
+        assert!(shown());
+        forget(group, plural);
+        assert!(!shown());
+    }
 
     #[test]
     fn tokens_of_others_are_refused() {

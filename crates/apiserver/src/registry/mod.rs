@@ -340,6 +340,18 @@ impl Registry {
         }
     }
 
+    /// Drops decoded objects that no request needs, for as long as it is polled.
+    pub async fn drop_unused(&self) {
+        self.decoded.drop_unused().await;
+    }
+
+    /// Drops the records of a resource that is not served any more.
+    pub fn forget(&self, group: &str, plural: &str) {
+        hub::forget(group, plural);
+        list::forget(group, plural);
+        self.times.retain_served(&self.tables.current());
+    }
+
     /// Waits until this server has every change that other servers of the same store acknowledged before
     /// the call, unless the client accepts less: anything (`0`), or a version that is known here.
     pub async fn catch_up(&self, verb: Verb, query: &Query) -> Result<(), Status> {

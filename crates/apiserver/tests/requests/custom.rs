@@ -193,9 +193,21 @@ async fn a_kind_is_in_discovery_and_openapi_while_it_is_served() {
     );
 }
 
+/// The server's figures of requests for the resource and of their writes. Watches are left out: one that ends with its
+/// kind is counted at an instant of its own.
+async fn metrics_of_wids(world: &World) -> Vec<String> {
+    let text = String::from_utf8(world.get("/metrics").await.bytes.to_vec()).expect("text");
+    let is_counted =
+        |line: &&str| ["apiserver_request", "etcd_request"].iter().any(|of| line.starts_with(of));
+    let of_wids = text.lines().filter(is_counted).filter(|line| line.contains(r#"resource="wids""#));
+    of_wids.filter(|line| !line.contains(r#"verb="WATCH""#)).map(str::to_owned).collect()
+}
+
 #[tokio::test]
 async fn a_definition_goes_after_its_objects() {
     let world = start(schema()).await;
+    assert_eq!(world.get(WIDS).await.code, 200);
+    assert_ne!(metrics_of_wids(&world).await, Vec::<String>::new());
     let mut held = wid("held", json!({}));
     held["metadata"]["finalizers"] = json!(["example.com/hold"]);
     assert_eq!(world.post(WIDS, &held).await.code, 201);
@@ -225,6 +237,8 @@ async fn a_definition_goes_after_its_objects() {
     other["spec"]["names"] =
         json!({"plural": "oids", "singular": "oid", "kind": "Oid", "listKind": "OidList"});
     establish(&world, &other).await;
+    // No figure of the kind is left: otherwise each kind that ever was would keep its series.
+    assert_eq!(metrics_of_wids(&world).await, Vec::<String>::new());
     assert_eq!(world.get(WIDS).await.code, 404);
     assert_eq!(world.get("/apis/stable.example.com/v1/oids").await.code, 200);
 }

@@ -1,11 +1,14 @@
 //! Decides whether an event is new, a repetition, one of a crowd, or too much.
+//!
+//! Thousands of events are remembered for hours. Hashes stand for their texts, so that each takes a few words of one
+//! table: small strings that live so long would keep the memory around them from being returned.
 
-use std::collections::{HashMap, HashSet};
-use std::hash::Hash;
+use std::collections::HashMap;
+use std::hash::{BuildHasher, Hash, RandomState};
 use std::time::Duration;
 
 use ferrite_component::{Rate, TokenBucket};
-use k8s_openapi::api::core::v1::ObjectReference;
+use jiff::Timestamp;
 
 use super::Occurrence;
 
@@ -18,110 +21,122 @@ const SIMILAR_SECONDS: i64 = 600;
 /// Events one source may emit about one object at once, and how fast that right returns.
 const SPAM: Rate = Rate { per_second: 1.0 / 300.0, burst: 25.0 };
 
-/// The fields that events about the same thing have in common, apart from their message.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct GroupKey {
-    component: String,
-    host: String,
-    kind: &'static str,
-    reason: String,
-    object: String,
-}
+/// A hash with secret keys that stands for the value: no two values of a process have the same one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Digest(u64, u64);
 
-/// Same group and same message: the same event.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) struct EventKey {
-    group: GroupKey,
-    message: String,
-}
+/// The hash of a group and a message. Same group and same message: the same event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct EventKey(Digest);
 
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     Drop,
-    Create { key: EventKey, message: String },
-    Repeat { key: EventKey, name: String, count: i32, message: String },
+    Create {
+        key: EventKey,
+        message: String,
+    },
+    Repeat {
+        key: EventKey,
+        /// The time in the name of the event that counts the repetitions.
+        first: Timestamp,
+        count: i32,
+        message: String,
+    },
 }
 
+/// Recent events about the same thing.
 #[derive(Default)]
 struct Group {
-    messages: HashSet<String>,
+    /// Hashes of their distinct messages; zeros follow the last one.
+    messages: [u32; SIMILAR],
     last: i64,
 }
 
+impl Group {
+    /// Notes a message. Returns true if there have been so many that they are combined.
+    fn is_crowd_with(&mut self, message: u32) -> bool {
+        let free = self.messages.iter_mut().find(|known| **known == 0 || **known == message);
+        if let Some(free) = free {
+            *free = message;
+        }
+        self.messages[SIMILAR - 1] != 0
+    }
+}
+
 struct Seen {
-    name: String,
+    first: Timestamp,
     count: i32,
 }
 
 /// Memory of recent events, with client-go's rules and limits.
 #[derive(Default)]
 pub(super) struct Correlator {
-    groups: Remembered<GroupKey, Group>,
+    keys: [RandomState; 2],
+    groups: Remembered<Digest, Group>,
     events: Remembered<EventKey, Seen>,
-    buckets: Remembered<(String, String, String), TokenBucket<Duration>>,
+    buckets: Remembered<Digest, TokenBucket<Duration>>,
 }
 
 impl Correlator {
     pub(super) fn correlate(&mut self, occurrence: &Occurrence) -> Verdict {
-        let object = describe(&occurrence.regarding);
-        if !self.admit(occurrence, &object) {
+        let source = self.source(occurrence);
+        if !self.admit(occurrence, source) {
             return Verdict::Drop;
         }
-        let group = GroupKey {
-            component: occurrence.component.clone(),
-            host: occurrence.host.clone(),
-            kind: occurrence.kind.as_str(),
-            reason: occurrence.reason.clone(),
-            object,
-        };
+        // The fields that events about the same thing have in common, apart from their message.
+        let group = self.digest(&(source, occurrence.kind, &occurrence.reason));
+        let distinct = self.keys[0].hash_one(&occurrence.message) as u32 | 1;
         let second = occurrence.at.as_second();
         let similar = self.groups.entry(&group, Group::default);
         if second - similar.last > SIMILAR_SECONDS {
-            similar.messages.clear();
+            similar.messages = Default::default();
         }
         similar.last = second;
-        if similar.messages.len() < SIMILAR {
-            similar.messages.insert(occurrence.message.clone());
-        }
-        let crowd = similar.messages.len() >= SIMILAR;
-        let (key, message) = if crowd {
+        let (key, message) = if similar.is_crowd_with(distinct) {
             let message = format!("(combined from similar events): {}", occurrence.message);
-            (EventKey { group, message: String::new() }, message)
+            (self.digest(&(group, "")), message)
         } else {
-            (EventKey { group, message: occurrence.message.clone() }, occurrence.message.clone())
+            (self.digest(&(group, &occurrence.message)), occurrence.message.clone())
         };
+        let key = EventKey(key);
         match self.events.get_mut(&key) {
             Some(seen) => {
                 seen.count = seen.count.saturating_add(1);
-                Verdict::Repeat { name: seen.name.clone(), count: seen.count, key, message }
+                Verdict::Repeat { first: seen.first, count: seen.count, key, message }
             }
             None => Verdict::Create { key, message },
         }
     }
 
-    /// Remembers under which name an event was written, so that its repetitions count there.
-    pub(super) fn created(&mut self, key: EventKey, name: String) {
-        self.events.entry(&key, || Seen { name: String::new(), count: 1 }).name = name;
+    /// Remembers that an event was written, with the time in its name, so that its repetitions count there.
+    pub(super) fn created(&mut self, key: EventKey, at: Timestamp) {
+        self.events.entry(&key, || Seen { first: at, count: 1 }).first = at;
     }
 
-    fn admit(&mut self, occurrence: &Occurrence, object: &str) -> bool {
-        let key = (occurrence.component.clone(), occurrence.host.clone(), object.to_owned());
-        let at = occurrence.at.duration_since(jiff::Timestamp::UNIX_EPOCH).unsigned_abs();
-        self.buckets.entry(&key, || TokenBucket::full(SPAM, at)).take(SPAM, at)
+    fn admit(&mut self, occurrence: &Occurrence, source: Digest) -> bool {
+        let at = occurrence.at.duration_since(Timestamp::UNIX_EPOCH).unsigned_abs();
+        self.buckets.entry(&source, || TokenBucket::full(SPAM, at)).take(SPAM, at)
     }
-}
 
-fn describe(reference: &ObjectReference) -> String {
-    let part = |part: &Option<String>| part.clone().unwrap_or_default();
-    [
-        part(&reference.kind),
-        part(&reference.namespace),
-        part(&reference.name),
-        part(&reference.field_path),
-        part(&reference.uid),
-        part(&reference.api_version),
-    ]
-    .join("\u{0}")
+    /// One component's events about one object.
+    fn source(&self, occurrence: &Occurrence) -> Digest {
+        let object = &occurrence.regarding;
+        let parts = [
+            &object.kind,
+            &object.namespace,
+            &object.name,
+            &object.field_path,
+            &object.uid,
+            &object.api_version,
+        ]
+        .map(|part| part.as_deref().unwrap_or_default());
+        self.digest(&(&occurrence.component, &occurrence.host, parts))
+    }
+
+    fn digest(&self, value: &impl Hash) -> Digest {
+        Digest(self.keys[0].hash_one(value), self.keys[1].hash_one(value))
+    }
 }
 
 /// A table that holds at most [`REMEMBERED`] entries. When it is full the older half goes at once, which costs
@@ -164,6 +179,7 @@ impl<Q: Clone + Eq + Hash, V> Remembered<Q, V> {
 mod tests {
     use super::*;
     use crate::EventType;
+    use k8s_openapi::api::core::v1::ObjectReference;
 
     fn occurrence(object: &str, message: &str, second: i64) -> Occurrence {
         Occurrence {
@@ -173,14 +189,14 @@ mod tests {
             kind: EventType::Warning,
             reason: "BackOff".into(),
             message: message.into(),
-            at: jiff::Timestamp::from_second(second).unwrap(),
+            at: Timestamp::from_second(second).unwrap(),
         }
     }
 
     fn feed(correlator: &mut Correlator, object: &str, message: &str, second: i64) -> Verdict {
         let verdict = correlator.correlate(&occurrence(object, message, second));
         if let Verdict::Create { key, .. } = &verdict {
-            correlator.created(key.clone(), format!("{object}.{second}"));
+            correlator.created(*key, Timestamp::from_second(second).unwrap());
         }
         verdict
     }
@@ -191,8 +207,8 @@ mod tests {
         assert!(matches!(feed(&mut correlator, "a", "m", 0), Verdict::Create { .. }));
         for count in 2..5 {
             match feed(&mut correlator, "a", "m", i64::from(count)) {
-                Verdict::Repeat { name, count: counted, .. } => {
-                    assert_eq!((name.as_str(), counted), ("a.0", count))
+                Verdict::Repeat { first, count: counted, .. } => {
+                    assert_eq!((first, counted), (Timestamp::UNIX_EPOCH, count));
                 }
                 other => panic!("{other:?}"),
             }
@@ -213,6 +229,24 @@ mod tests {
                 assert_eq!((message.as_str(), count), ("(combined from similar events): m20", 12));
             }
             other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn messages_are_combined_for_as_long_as_they_are_close() {
+        let mut correlator = Correlator::default();
+        for n in 0..SIMILAR as i64 {
+            feed(&mut correlator, "a", &format!("m{n}"), n);
+        }
+        assert!(matches!(feed(&mut correlator, "a", "new", 10), Verdict::Repeat { .. }), "combined");
+        let later = 10 + SIMILAR_SECONDS + 1;
+        match feed(&mut correlator, "a", "later", later) {
+            Verdict::Create { message, .. } => assert_eq!(message, "later"),
+            other => panic!("{other:?}"),
+        }
+        // A message that comes again is not another one.
+        for n in 0..SIMILAR as i64 {
+            assert!(matches!(feed(&mut correlator, "b", "m", later + n), Verdict::Create { .. }) == (n == 0));
         }
     }
 

@@ -156,12 +156,12 @@ async fn write(
         Verdict::Drop => Ok(()),
         Verdict::Create { key, message } => {
             let event = new_event(namespace, occurrence, message);
-            let name = event.metadata.name.clone().unwrap_or_default();
             api.create_unread(&PostParams::default(), &event).await?;
-            correlator.created(key, name);
+            correlator.created(key, occurrence.at);
             Ok(())
         }
-        Verdict::Repeat { key, name, count, message } => {
+        Verdict::Repeat { key, first, count, message } => {
+            let name = event_name(occurrence, first);
             let patch = json!({
                 "count": count,
                 "lastTimestamp": Time(occurrence.at),
@@ -172,9 +172,8 @@ async fn write(
                 Err(error) if is_not_found(&error) => {
                     let mut event = new_event(namespace, occurrence, message);
                     event.count = Some(count);
-                    let name = event.metadata.name.clone().unwrap_or_default();
                     api.create_unread(&PostParams::default(), &event).await?;
-                    correlator.created(key, name);
+                    correlator.created(key, occurrence.at);
                     Ok(())
                 }
                 result => result,
@@ -183,13 +182,17 @@ async fn write(
     }
 }
 
-fn new_event(namespace: &str, occurrence: &Occurrence, message: String) -> Event {
+/// The name of an event about the object of `occurrence` that was first seen at a time.
+fn event_name(occurrence: &Occurrence, first: jiff::Timestamp) -> String {
     let object = occurrence.regarding.name.as_deref().unwrap_or_default();
-    let nanoseconds = occurrence.at.as_nanosecond();
+    format!("{object}.{:x}", first.as_nanosecond())
+}
+
+fn new_event(namespace: &str, occurrence: &Occurrence, message: String) -> Event {
     let host = Some(occurrence.host.clone()).filter(|host| !host.is_empty());
     Event {
         metadata: ObjectMeta {
-            name: Some(format!("{object}.{nanoseconds:x}")),
+            name: Some(event_name(occurrence, occurrence.at)),
             namespace: Some(namespace.to_owned()),
             ..ObjectMeta::default()
         },
