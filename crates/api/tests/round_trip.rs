@@ -93,6 +93,49 @@ fn any_object(seed: u64) -> (TypeRef, Value) {
     (type_, object)
 }
 
+/// Replaces a part of the value, or adds a member that no type has.
+fn damage(value: &mut Value, dice: &mut Dice) {
+    let below = match value {
+        Value::Object(map) if dice.roll(12) == 0 => {
+            map.insert("unheardOf", json!(1));
+            return;
+        }
+        Value::Object(map) if !map.is_empty() && dice.roll(8) > 0 => {
+            let position = dice.roll(map.len() as u64) as usize;
+            map.values_mut().nth(position)
+        }
+        Value::Array(list) if !list.is_empty() && dice.roll(8) > 0 => {
+            let position = dice.roll(list.len() as u64) as usize;
+            list.get_mut(position)
+        }
+        _ => None,
+    };
+    match below {
+        Some(below) => damage(below, dice),
+        None => {
+            let others = [
+                json!(null),
+                json!(1.0),
+                json!(1.5),
+                json!(5_000_000_000_i64),
+                json!(u64::MAX),
+                json!(true),
+                json!("1000m"),
+                json!(" 1"),
+                json!("2026-01-02T03:04:05+01:00"),
+                json!("2026-01-02T03:04:05.1Z"),
+                json!("AB=="),
+                json!(""),
+                json!([]),
+                json!({}),
+                json!([null]),
+                json!({"a": null}),
+            ];
+            *value = others[dice.roll(others.len() as u64) as usize].clone();
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -102,6 +145,23 @@ proptest! {
         let decoded = json::conform(type_, &object).expect("decodes");
         prop_assert_eq!(&decoded.strict, &Vec::<String>::new());
         prop_assert_eq!(&decoded.value, &object);
+    }
+
+    #[test]
+    fn a_value_conforms_as_its_text_decodes(seed: u64) {
+        let (type_, mut object) = any_object(seed);
+        let mut dice = Dice(seed.rotate_left(32) | 1);
+        for _ in 0..dice.roll(3) {
+            damage(&mut object, &mut dice);
+        }
+        let decoded = json::decode(type_, object.to_string().as_bytes());
+        prop_assert_eq!(&json::conform(type_, &object), &decoded);
+        let mut in_place = object.clone();
+        match (json::conform_in_place(type_, &mut in_place), decoded) {
+            (Ok(strict), Ok(decoded)) => prop_assert_eq!((strict, in_place), (decoded.strict, decoded.value)),
+            (Err(error), Err(expected)) => prop_assert_eq!((error, in_place), (expected, object)),
+            (result, expected) => prop_assert!(false, "{:?} and {:?}", result, expected),
+        }
     }
 
     #[test]

@@ -137,12 +137,17 @@ impl Kind {
             let strict = fields.map(|name| format!("unknown field {name:?}")).collect();
             return Ok(Decoded { value: json!({}), strict });
         }
-        let mut decoded = codec::json::conform(type_, &patched)
-            .map_err(|e| refused(if self == Self::Strategic { e.unstructured() } else { e.to_string() }))?;
-        ferrite_api::codec::normalise_as_sent(type_, &mut decoded.value);
-        decoded.value["kind"] = gvk.kind.clone().into();
-        decoded.value["apiVersion"] = gvk.api_version().into();
-        Ok(decoded)
+        let strict = match codec::json::conform_in_place(type_, &mut patched) {
+            Ok(strict) => strict,
+            Err(error) => {
+                let why = if self == Self::Strategic { error.unstructured() } else { error.to_string() };
+                return Err(self.refused(type_, &patched, document, why));
+            }
+        };
+        ferrite_api::codec::normalise_as_sent(type_, &mut patched);
+        patched["kind"] = gvk.kind.clone().into();
+        patched["apiVersion"] = gvk.api_version().into();
+        Ok(Decoded { value: patched, strict })
     }
 
     /// As [`Kind::patched`], for an object of a custom kind.

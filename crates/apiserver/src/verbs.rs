@@ -353,11 +353,14 @@ async fn delete(call: &mut Call) -> Result<Response, Status> {
 pub(crate) fn answer_deleted(call: &Call, deleted: Deleted) -> Result<Response, Status> {
     let include = call.include_object()?;
     match deleted {
-        Deleted::Marked(object) => encode::object(200, &call.resource, &object, call.representation, include),
-        Deleted::Gone(object) if call.resource.strategy.returns_deleted() => {
-            encode::object(200, &call.resource, &object, call.representation, include)
+        Deleted::Marked(written) => {
+            encode::written(200, &call.resource, &written, call.representation, include)
         }
-        Deleted::Gone(object) => {
+        Deleted::Gone(written) if call.resource.strategy.returns_deleted() => {
+            encode::written(200, &call.resource, &written, call.representation, include)
+        }
+        Deleted::Gone(written) => {
+            let object = written.object(&call.resource);
             let mut details = json!({
                 "name": meta::name(&object),
                 "kind": call.resource.plural,

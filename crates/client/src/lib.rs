@@ -26,6 +26,7 @@ mod rate_limit;
 mod request;
 pub mod resource_claims;
 mod reviews;
+mod scan;
 mod scope;
 mod uid;
 mod workers;

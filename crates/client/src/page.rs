@@ -27,12 +27,24 @@ impl<'a> Page<'a> {
 }
 
 /// A watch event whose object is still text.
-#[derive(Deserialize)]
 pub(crate) struct Event<'a> {
-    #[serde(rename = "type", borrow)]
     pub(crate) kind: Cow<'a, str>,
-    #[serde(borrow)]
-    pub(crate) object: &'a RawValue,
+    pub(crate) object: &'a str,
+}
+
+impl<'a> Event<'a> {
+    /// None if the text is no event.
+    pub(crate) fn parse(text: &'a str) -> Option<Self> {
+        #[derive(Deserialize)]
+        struct Raw<'a> {
+            #[serde(rename = "type", borrow)]
+            kind: Cow<'a, str>,
+            #[serde(borrow)]
+            object: &'a RawValue,
+        }
+        let Raw { kind, object } = serde_json::from_str(text).ok()?;
+        Some(Self { kind, object: object.get() })
+    }
 }
 
 /// The members of an object that decide where and how it is kept.

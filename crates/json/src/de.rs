@@ -1,7 +1,7 @@
 //! Other types out of values.
 
 use serde::de::value::{MapAccessDeserializer, MapDeserializer, SeqDeserializer};
-use serde::de::{self, DeserializeOwned, Deserializer, IntoDeserializer, Visitor};
+use serde::de::{self, Deserialize, DeserializeOwned, Deserializer, IntoDeserializer, Visitor};
 use serde::forward_to_deserialize_any;
 
 use crate::{Error, Value};
@@ -9,6 +9,20 @@ use crate::{Error, Value};
 /// A value of any type out of its JSON.
 pub fn from_value<T: DeserializeOwned>(value: Value) -> Result<T, Error> {
     T::deserialize(value)
+}
+
+/// A value of any type out of the bytes of a JSON text.
+///
+/// The bytes are checked to be UTF-8 at once: `serde_json` would check every string by itself, and most are short.
+pub fn from_slice<'de, T: Deserialize<'de>>(bytes: &'de [u8]) -> Result<T, Error> {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => serde_json::from_str(text),
+        Err(_) => {
+            // Reads every string, and so finds the one that is none.
+            let found = serde_json::from_slice::<Value>(bytes).err();
+            Err(found.unwrap_or_else(|| de::Error::custom("invalid unicode code point")))
+        }
+    }
 }
 
 impl IntoDeserializer<'_, Error> for Value {

@@ -207,3 +207,20 @@ fn other_types_become_what_their_text_would() {
     assert!(from_value::<(u8, u8)>(json!([1, 2, 3])).is_err());
     assert!(from_value::<u8>(json!(256)).is_err());
 }
+
+#[test]
+fn bytes_that_are_no_text_are_refused_where_they_stand() {
+    #[derive(serde::Deserialize, Debug)]
+    struct Named {
+        name: String,
+    }
+    let read: Named = from_slice("{\"name\":\"é\",\"other\":1}".as_bytes()).unwrap();
+    assert_eq!(read.name, "é");
+    for (bytes, column) in
+        [(&b"{\"name\":\"\xff\"}"[..], 11), (b"{\"name\":\"a\",\"b\":\"\xc3\"}", 19), (b"\xff", 1)]
+    {
+        let error = from_slice::<Named>(bytes).unwrap_err();
+        assert!(error.is_syntax(), "{error}");
+        assert_eq!(error.column(), column, "{error}");
+    }
+}

@@ -5,7 +5,7 @@ use std::borrow::Borrow;
 use std::cmp::Ordering;
 use std::fmt;
 use std::hash::{Hash, Hasher};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
 /// The number of a committed change. Zero is the empty store; the first change is 1.
@@ -142,12 +142,45 @@ impl Entry {
         self.plain.revealed.get().map_or(&self.value, |plain| plain)
     }
 
+    /// The note of [`Entry::note_field`]. An index and the watches read the same field of an entry several times: when it
+    /// comes and, as the state before the next change, when it goes.
+    #[inline]
+    pub fn field_place(&self) -> Option<FieldPlace> {
+        match self.plain.field.load(Relaxed) {
+            UNSOUGHT => None,
+            ABSENT => Some(FieldPlace::Absent),
+            at => Some(FieldPlace::At(at as usize)),
+        }
+    }
+
+    /// Notes where the field is that readers look for in values of this kind; there is one such field for a kind. A place that
+    /// is too far away is not noted.
+    pub fn note_field(&self, place: FieldPlace) {
+        let noted = match place {
+            FieldPlace::Absent => ABSENT,
+            FieldPlace::At(at) => u32::try_from(at).unwrap_or(UNSOUGHT),
+        };
+        self.plain.field.store(noted, Relaxed);
+    }
+
     /// True if the transformer cannot read the stored value.
     #[inline]
     pub fn is_unreadable(&self) -> bool {
         self.plain.unreadable.load(Relaxed)
     }
 }
+
+/// Where a reader of fields has found the one that it reads from values of this kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FieldPlace {
+    Absent,
+    /// The first byte of the field's value.
+    At(usize),
+}
+
+/// Nobody has looked for the field yet.
+const UNSOUGHT: u32 = 0;
+const ABSENT: u32 = u32::MAX;
 
 /// The value of an entry before it was transformed for storage. An entry is shared by the head, the replica and the
 /// history, so that its value is revealed in place, once for all of them.
@@ -156,6 +189,8 @@ pub struct Plain {
     /// Unset where the value is stored as it is. Boxed, because that is so for most entries.
     revealed: OnceLock<Box<Bytes>>,
     unreadable: AtomicBool,
+    /// See [`Entry::field_place`].
+    field: AtomicU32,
 }
 
 impl Plain {
@@ -178,7 +213,11 @@ impl Plain {
 
 impl Clone for Plain {
     fn clone(&self) -> Self {
-        Self { revealed: self.revealed.clone(), unreadable: AtomicBool::new(self.unreadable.load(Relaxed)) }
+        Self {
+            revealed: self.revealed.clone(),
+            unreadable: AtomicBool::new(self.unreadable.load(Relaxed)),
+            field: AtomicU32::new(self.field.load(Relaxed)),
+        }
     }
 }
 
@@ -207,5 +246,27 @@ mod tests {
             assert!(Key::from("l") > key);
         }
         assert!(size_of::<Key>() <= 64);
+    }
+
+    #[test]
+    fn a_note_costs_no_memory() {
+        assert_eq!(size_of::<Plain>(), 3 * size_of::<usize>());
+        let entry = Entry {
+            value: Bytes::new(),
+            created: Revision(1),
+            modified: Revision(1),
+            version: 1,
+            lease: LeaseId::NONE,
+            plain: Plain::default(),
+        };
+        assert_eq!(entry.field_place(), None);
+        for (place, noted) in [
+            (FieldPlace::Absent, Some(FieldPlace::Absent)),
+            (FieldPlace::At(7), Some(FieldPlace::At(7))),
+            (FieldPlace::At(usize::MAX), None),
+        ] {
+            entry.note_field(place);
+            assert_eq!(entry.clone().field_place(), noted);
+        }
     }
 }

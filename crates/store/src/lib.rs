@@ -30,7 +30,7 @@ pub mod upkeep;
 mod watch;
 mod writer;
 
-pub use entry::{Entry, Key, Lease, LeaseId, Plain, Revision};
+pub use entry::{Entry, FieldPlace, Key, Lease, LeaseId, Plain, Revision};
 pub use head::Draft;
 pub use history::{Change, HistoryLimits};
 pub use index::IndexedField;

@@ -341,18 +341,6 @@ impl std::ops::Deref for Link {
     }
 }
 
-/// Asks plugins, each of which may need the answers of authorization webhooks.
-async fn validate_asking<L: Copy>(
-    links: impl Iterator<Item = L>,
-    attributes: &Attributes<'_>,
-    validate: impl Fn(L) -> Result<(), Status>,
-) -> Result<(), Status> {
-    for link in links {
-        settled(attributes.rbac, || validate(link)).await?;
-    }
-    Ok(())
-}
-
 /// Returns true if a request writes the scale of an object.
 fn is_scale(attributes: &Attributes<'_>) -> bool {
     attributes.subresource == Some("scale") && attributes.operation == Operation::Update
@@ -439,12 +427,15 @@ impl Chain {
         object: &mut Value,
     ) -> Result<(), Status> {
         certificates::stamp_requester(attributes, object);
+        let mut watch = times::Stopwatch::start();
         self.links.iter().zip(&self.plugin_times).try_for_each(|(plugin, times)| {
             let _span =
                 tracing::debug_span!("admission", plugin = plugin.name(), user = attributes.user.name)
                     .entered();
             let operation = attributes.operation.name();
-            times.measure(plugin.name(), false, operation, || plugin.mutate(view, attributes, object))
+            times.measure(&mut watch, plugin.name(), false, operation, || {
+                plugin.mutate(view, attributes, object)
+            })
         })
     }
 
@@ -527,20 +518,50 @@ impl Chain {
         object: Option<&Value>,
     ) -> Result<(), Status> {
         let started = Instant::now();
-        let operation = attributes.operation.name();
-        let mut links = self.links.iter().zip(&self.plugin_times);
-        let validate = |(plugin, times): (&Link, &times::PluginTimes)| {
-            times.measure(plugin.name(), true, operation, || plugin.validate(view, attributes, object))
-        };
         let mut validated = match attributes.rbac.asks_webhooks() {
-            false => links.try_for_each(validate),
-            true => Box::pin(validate_asking(links, attributes, validate)).await,
+            false => self.validate_at_once(view, attributes, object),
+            true => Box::pin(self.validate_asking(view, attributes, object)).await,
         };
         if validated.is_ok() && self.may_validate(view, attributes) {
             validated = Box::pin(self.run_validating(view, attributes, object)).await;
         }
         self.times.observe(true, attributes.operation.name(), validated.is_err(), started.elapsed());
         validated
+    }
+
+    fn validate_at_once(
+        &self,
+        view: &View,
+        attributes: &Attributes<'_>,
+        object: Option<&Value>,
+    ) -> Result<(), Status> {
+        let operation = attributes.operation.name();
+        let mut watch = times::Stopwatch::start();
+        self.links.iter().zip(&self.plugin_times).try_for_each(|(plugin, times)| {
+            times.measure(&mut watch, plugin.name(), true, operation, || {
+                plugin.validate(view, attributes, object)
+            })
+        })
+    }
+
+    /// As [`Chain::validate_at_once`], where a plugin may have to wait for the webhook of an authorizer.
+    async fn validate_asking(
+        &self,
+        view: &View,
+        attributes: &Attributes<'_>,
+        object: Option<&Value>,
+    ) -> Result<(), Status> {
+        let operation = attributes.operation.name();
+        for (plugin, times) in self.links.iter().zip(&self.plugin_times) {
+            let validate = || {
+                let mut watch = times::Stopwatch::start();
+                times.measure(&mut watch, plugin.name(), true, operation, || {
+                    plugin.validate(view, attributes, object)
+                })
+            };
+            settled(attributes.rbac, validate).await?;
+        }
+        Ok(())
     }
 
     async fn run_validating(

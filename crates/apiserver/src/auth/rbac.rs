@@ -273,12 +273,18 @@ impl Binding {
             "Group" if user.is_in(name) => Some(format!("Group {name:?}")),
             "ServiceAccount" => {
                 let namespace = if namespace.is_empty() { &self.namespace } else { namespace };
-                (!namespace.is_empty() && user.name == format!("system:serviceaccount:{namespace}:{name}"))
+                (!namespace.is_empty() && is_service_account(&user.name, namespace, name))
                     .then(|| format!("ServiceAccount {:?}", format!("{name}/{namespace}")))
             }
             _ => None,
         })
     }
+}
+
+/// Returns true if a user is this service account. Every decision asks this of every binding, so no text is made.
+fn is_service_account(user: &str, namespace: &str, name: &str) -> bool {
+    let rest = user.strip_prefix("system:serviceaccount:").and_then(|rest| rest.strip_prefix(namespace));
+    rest.and_then(|rest| rest.strip_prefix(':')) == Some(name)
 }
 
 #[derive(Default)]

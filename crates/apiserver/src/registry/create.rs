@@ -15,6 +15,7 @@ use ferrite_component::steps::Timer;
 use ferrite_json::Value;
 use ferrite_store::{Compare, Entry, Lease, LeaseId, Op, Outcome, Txn};
 use jiff::Timestamp;
+use std::sync::Arc;
 
 /// Attempts to find a free generated name, as upstream.
 const GENERATE_ATTEMPTS: usize = 8;
@@ -217,6 +218,10 @@ impl Registry {
             if let Outcome::Committed { revision } = self.commit(resource, "create", txn).await? {
                 allocation.keep();
                 self.record(write, WriteStep { verb: "create", name, uid: &uid, timer, admitted, revision });
+                let object = object.map(|mut object| {
+                    stored::set_version(&mut object, revision);
+                    Arc::new(object)
+                });
                 return Ok(Written::stored(object, encoded, revision));
             }
             // Somebody else has taken the name, the address, or of the same quota.

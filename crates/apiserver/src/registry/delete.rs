@@ -1,5 +1,6 @@
 //! Delete: at once, gracefully, or held by finalizers.
 
+use super::stored::Written;
 use super::{Registry, Write, WriteStep, metadata, stored, unreadable};
 use crate::admission::{Attributes, Operation};
 use crate::options::{DeleteOptions, Propagation};
@@ -9,13 +10,14 @@ use ferrite_component::steps::Timer;
 use ferrite_json::Value;
 use ferrite_store::{Compare, Op, Outcome, Txn};
 use jiff::{SignedDuration, Timestamp};
+use std::sync::Arc;
 
 /// The result of a delete.
 pub(crate) enum Deleted {
     /// It is gone. The last state is answered.
-    Gone(Value),
+    Gone(Written),
     /// It is marked and stays until its agent confirms or its finalizers are removed.
-    Marked(Value),
+    Marked(Written),
 }
 
 const ORPHAN: &str = "orphan";
@@ -39,25 +41,25 @@ impl Registry {
         }
         // The object as this request marked it. If another request then removes it, this one is complete:
         // it is no error.
-        let mut marked_here: Option<(Value, String)> = None;
+        let mut marked_here: Option<(Written, String)> = None;
         // The state that admission has accepted: it is asked again only about another.
         let mut admitted = None;
         for _ in 0..ATTEMPTS {
             let view = self.view();
             let found = view.snapshot.get(key.as_bytes());
-            let entry = match (found, &marked_here) {
-                (Some(entry), _) => entry,
-                (None, Some((marked, _))) => return Ok(Deleted::Gone(marked.clone())),
-                (None, None) => return Err(Status::not_found(&resource.group, &resource.plural, name)),
+            let Some(entry) = found else {
+                return match marked_here {
+                    Some((marked, _)) => Ok(Deleted::Gone(marked)),
+                    None => Err(Status::not_found(&resource.group, &resource.plural, name)),
+                };
             };
             self.check_readable(&key, entry)?;
             let shown = self.converter.entry(resource, entry).await?;
-            let old = stored::decode(resource, &shown).ok_or_else(|| unreadable(resource, name))?;
-            if let Some((marked, uid)) = &marked_here
-                && uid != meta::uid(&old)
-            {
+            let old = self.recent.take_or_decode(resource, &key, &shown);
+            let old = old.ok_or_else(|| unreadable(resource, name))?;
+            if let Some((marked, _)) = marked_here.take_if(|(_, uid)| *uid != meta::uid(&old)) {
                 // Another object took the name since: the one that was to go is gone.
-                return Ok(Deleted::Gone(marked.clone()));
+                return Ok(Deleted::Gone(marked));
             }
             if marked_here.is_none() {
                 check_delete_preconditions(resource, name, options, &old)?;
@@ -79,19 +81,20 @@ impl Registry {
                 admitted = Some(entry.modified);
             }
             let step = decide(resource, &old, options, Timestamp::now());
+            let mut encoded = None;
             let op = match &step {
                 Step::Remove => Op::Delete { key: key.clone() },
                 Step::Mark(new) | Step::MarkAndRemove(new) => {
-                    let value = self.encode(resource, new).await?.value;
-                    Op::Put { key: key.clone(), value, lease: entry.lease }
+                    let encoded = encoded.insert(self.encode(resource, new).await?);
+                    Op::Put { key: key.clone(), value: encoded.value.clone(), lease: entry.lease }
                 }
-                Step::Keep => return Ok(Deleted::Marked(old)),
+                Step::Keep => return Ok(Deleted::Marked(old.into())),
             };
             if options.dry_run {
                 return Ok(match step {
-                    Step::Mark(new) => Deleted::Marked(*new),
-                    Step::MarkAndRemove(new) => Deleted::Gone(*new),
-                    _ => Deleted::Gone(old),
+                    Step::Mark(new) => Deleted::Marked((*new).into()),
+                    Step::MarkAndRemove(new) => Deleted::Gone((*new).into()),
+                    _ => Deleted::Gone(old.into()),
                 });
             }
             let mut txn = Txn::default().when(Compare::ModifiedAt(key.clone(), entry.modified)).then(op);
@@ -104,31 +107,32 @@ impl Registry {
             };
             let uid = meta::uid(&old);
             self.record(write, WriteStep { verb: "delete", name, uid, timer, admitted: ready, revision });
+            let written = |mut new: Box<Value>| {
+                stored::set_version(&mut new, revision);
+                let new = Arc::new(*new);
+                match encoded {
+                    Some(encoded) => Written::stored(Some(new), encoded, revision),
+                    None => new.into(),
+                }
+            };
             return Ok(match step {
-                Step::MarkAndRemove(mut new) => {
+                Step::MarkAndRemove(new) => {
                     let txn = Txn::default()
                         .when(Compare::ModifiedAt(key.clone(), revision))
                         .then(Op::Delete { key: key.clone() });
                     let txn = self.with_addresses(resource, txn, Some(&old), None);
                     match self.commit(resource, "delete", txn).await? {
-                        Outcome::Committed { .. } => {
-                            stored::set_version(&mut new, revision);
-                            Deleted::Gone(*new)
-                        }
+                        Outcome::Committed { .. } => Deleted::Gone(written(new)),
                         // Somebody wrote in between: the marked object is deleted in the next round.
                         Outcome::Conflict { .. } => {
-                            stored::set_version(&mut new, revision);
                             let uid = meta::uid(&new).to_owned();
-                            marked_here = Some((*new, uid));
+                            marked_here = Some((written(new), uid));
                             continue;
                         }
                     }
                 }
-                Step::Mark(mut new) => {
-                    stored::set_version(&mut new, revision);
-                    Deleted::Marked(*new)
-                }
-                _ => Deleted::Gone(old),
+                Step::Mark(new) => Deleted::Marked(written(new)),
+                _ => Deleted::Gone(old.into()),
             });
         }
         Err(Status::conflict(

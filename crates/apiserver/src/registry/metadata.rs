@@ -121,6 +121,8 @@ pub(crate) fn keep_identity(new: &mut Value, old: &Value) {
     if meta::uid(new).is_empty() {
         meta::set_str(new, "uid", meta::uid(old));
     }
+    let before = old.get("metadata").and_then(Value::as_object);
+    let metadata = meta::metadata_mut(new);
     for key in [
         "creationTimestamp",
         "namespace",
@@ -130,14 +132,18 @@ pub(crate) fn keep_identity(new: &mut Value, old: &Value) {
         "deletionTimestamp",
         "deletionGracePeriodSeconds",
     ] {
-        let kept = old.pointer(&format!("/metadata/{key}")).cloned();
-        let metadata = meta::metadata_mut(new);
+        let kept = before.and_then(|before| before.get(key));
+        let given = metadata.get(key);
+        // The usual case: the client has sent what it has read.
+        if given == kept {
+            continue;
+        }
         // Another grace period stays, to be refused.
-        if key == "deletionGracePeriodSeconds" && metadata.get(key).is_some_and(Value::is_number) {
+        if key == "deletionGracePeriodSeconds" && given.is_some_and(Value::is_number) {
             continue;
         }
         match kept {
-            Some(value) => metadata.insert(key, value),
+            Some(value) => metadata.insert(key, value.clone()),
             // Only a delete begins a deletion. A client that sets the field gets an error: it is immutable.
             None if key.starts_with("deletion") => continue,
             None => metadata.remove(key),

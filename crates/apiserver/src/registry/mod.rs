@@ -14,6 +14,7 @@ mod hub;
 mod list;
 mod media;
 pub(crate) mod metadata;
+mod recent;
 mod select;
 pub(crate) mod stored;
 mod trigger;
@@ -294,6 +295,7 @@ pub(crate) struct Registry {
     /// Converts objects of custom kinds whose versions differ.
     pub converter: Arc<Converter>,
     decoded: Arc<decoded::DecodedObjects>,
+    recent: Arc<recent::RecentWrites>,
     pub services: ServiceAllocator,
     hubs: hub::Hubs,
     /// Durations of the store's writes.
@@ -330,6 +332,7 @@ impl Registry {
             table,
             converter: Arc::new(Converter::new(outbound, viewer)),
             decoded,
+            recent: Arc::default(),
             services,
             hubs: hub::Hubs::default(),
             times: StoreTimes::default(),

@@ -9,6 +9,7 @@ use ferrite_api::resource::Resource;
 use ferrite_json::{Map, Value};
 use ferrite_store::{Entry, Key, Revision};
 use std::borrow::Cow;
+use std::sync::Arc;
 
 /// `pods`, or wherever else upstream puts them.
 fn path(resource: &Resource) -> Cow<'_, str> {
@@ -135,16 +136,13 @@ impl Encoded {
 /// An object that was written, or would have been.
 pub(crate) struct Written {
     /// None if it was dropped early: then the stored form has it.
-    object: Option<Value>,
+    object: Option<Arc<Value>>,
     stored: Option<(Encoded, Revision)>,
 }
 
 impl Written {
-    /// An object that was stored as `encoded` with a revision.
-    pub fn stored(mut object: Option<Value>, encoded: Encoded, revision: Revision) -> Self {
-        if let Some(object) = &mut object {
-            set_version(object, revision);
-        }
+    /// An object that was stored as `encoded` with a revision, which it has.
+    pub fn stored(object: Option<Arc<Value>>, encoded: Encoded, revision: Revision) -> Self {
         Self { object, stored: Some((encoded, revision)) }
     }
 
@@ -179,9 +177,15 @@ impl Written {
 }
 
 /// An object that is not stored, or was before.
+impl From<Arc<Value>> for Written {
+    fn from(object: Arc<Value>) -> Self {
+        Self { object: Some(object), stored: None }
+    }
+}
+
 impl From<Value> for Written {
     fn from(object: Value) -> Self {
-        Self { object: Some(object), stored: None }
+        Arc::new(object).into()
     }
 }
 
@@ -324,7 +328,8 @@ mod tests {
             object.as_object_mut().unwrap().extend(rest.as_object().unwrap().clone());
             let encoded = encode_for_answer(&pods, &object);
             let again = encode_for_answer(&pods, &object);
-            let written = Written::stored(Some(object), encoded, Revision(7));
+            set_version(&mut object, Revision(7));
+            let written = Written::stored(Some(Arc::new(object)), encoded, Revision(7));
             let whole = ferrite_json::to_vec(&*written.object(&pods)).unwrap();
             // A write that dropped its object reads it from the stored form.
             let let_go = Written::stored(None, again, Revision(7));

@@ -2,7 +2,8 @@
 
 use super::Selectors;
 use ferrite_api::resource::Resource;
-use ferrite_store::{Entry, IndexedField, Key, Trigger};
+use ferrite_json::scan;
+use ferrite_store::{Entry, FieldPlace, IndexedField, Key, Trigger};
 
 const NAME: &str = "metadata.name";
 
@@ -36,20 +37,37 @@ fn name_of<'a>(_: &str, key: &'a Key, _: &'a Entry) -> Option<&'a [u8]> {
     key.as_bytes().rsplit(|byte| *byte == b'/').next()
 }
 
+/// The text of the one trigger field of a kind, which the entry remembers the place of.
 fn text_of<'a>(field: &str, _: &'a Key, entry: &'a Entry) -> Option<&'a [u8]> {
-    text_at(entry.plain(), field)
+    let value = entry.plain();
+    let place = match entry.field_place() {
+        Some(place) => place,
+        None => {
+            let place = place_of(value, field)?;
+            entry.note_field(place);
+            place
+        }
+    };
+    text_in(value, place)
 }
 
-/// The text at a path of a stored object, which is found without parsing the rest; empty where there is none. None if
-/// the value is not as this server writes it, or the text has escapes.
-fn text_at<'a>(value: &'a [u8], path: &str) -> Option<&'a [u8]> {
+/// The place of the value at a path of a stored object, which is found without parsing the rest. None if the object is not
+/// as this server writes it.
+fn place_of(value: &[u8], path: &str) -> Option<FieldPlace> {
     let mut rest = value;
     for part in path.split('.') {
         match member(rest, part.as_bytes())? {
             Some(found) => rest = found,
-            None => return Some(b""),
+            None => return Some(FieldPlace::Absent),
         }
     }
+    Some(FieldPlace::At(value.len() - rest.len()))
+}
+
+/// The text at a place; empty where there is none. None if it is no text, or has escapes.
+fn text_in(value: &[u8], place: FieldPlace) -> Option<&[u8]> {
+    let FieldPlace::At(at) = place else { return Some(b"") };
+    let rest = value.get(at..)?;
     match rest.first()? {
         b'"' => string(rest).map(|(text, _)| text).filter(|text| !text.contains(&b'\\')),
         b'n' => Some(b""),
@@ -59,15 +77,8 @@ fn text_at<'a>(value: &'a [u8], path: &str) -> Option<&'a [u8]> {
 
 /// The text between the quotes at the beginning, and the rest.
 fn string(value: &[u8]) -> Option<(&[u8], &[u8])> {
-    let inner = value.strip_prefix(b"\"")?;
-    let mut at = 0;
-    loop {
-        match inner.get(at)? {
-            b'"' => return Some((&inner[..at], &inner[at + 1..])),
-            b'\\' => at += 2,
-            _ => at += 1,
-        }
-    }
+    let end = scan::string_end(value, 0)?;
+    Some((&value[1..end - 1], &value[end..]))
 }
 
 /// The value of a member of the object at the beginning, with all that follows. None within if there is no such member,
@@ -86,7 +97,7 @@ fn member<'a>(object: &'a [u8], name: &[u8]) -> Option<Option<&'a [u8]>> {
         if key == name {
             return Some(Some(value));
         }
-        let after = &value[length(value)?..];
+        let after = &value[scan::value_end(value, 0)?..];
         match after.first()? {
             b',' => rest = &after[1..],
             b'}' => return Some(None),
@@ -95,40 +106,40 @@ fn member<'a>(object: &'a [u8], name: &[u8]) -> Option<Option<&'a [u8]>> {
     }
 }
 
-/// Length of the JSON value at the beginning.
-fn length(value: &[u8]) -> Option<usize> {
-    let mut depth = 0usize;
-    let mut at = 0;
-    loop {
-        match value.get(at)? {
-            b'"' => {
-                let (text, _) = string(&value[at..])?;
-                at += text.len() + 2;
-                if depth == 0 {
-                    return Some(at);
-                }
-                continue;
-            }
-            b'{' | b'[' => depth += 1,
-            b'}' | b']' if depth == 0 => return Some(at),
-            b'}' | b']' => {
-                depth -= 1;
-                if depth == 0 {
-                    return Some(at + 1);
-                }
-            }
-            b',' if depth == 0 => return Some(at),
-            _ => {}
-        }
-        at += 1;
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use ferrite_json::json;
     use proptest::prelude::*;
+
+    fn text_at<'a>(value: &'a [u8], path: &str) -> Option<&'a [u8]> {
+        text_in(value, place_of(value, path)?)
+    }
+
+    #[test]
+    fn an_entry_has_room_for_the_place_of_one_field() {
+        let kinds = ferrite_api::kinds::built_in();
+        assert!(kinds.iter().all(|kind| kind.strategy.trigger_fields().len() < 2));
+    }
+
+    #[test]
+    fn a_field_is_sought_once() {
+        let key = Key::from("/registry/pods/default/a");
+        for (value, text) in [(r#"{"spec":{"nodeName":"n1"}}"#, &b"n1"[..]), ("{}", b"")] {
+            let entry = Entry {
+                value: bytes::Bytes::from_static(value.as_bytes()),
+                created: ferrite_store::Revision(1),
+                modified: ferrite_store::Revision(1),
+                version: 1,
+                lease: ferrite_store::LeaseId::NONE,
+                plain: ferrite_store::Plain::default(),
+            };
+            assert_eq!(entry.field_place(), None);
+            assert_eq!(text_of("spec.nodeName", &key, &entry), Some(text));
+            assert!(entry.field_place().is_some());
+            assert_eq!(text_of("spec.nodeName", &key, &entry), Some(text));
+        }
+    }
 
     #[test]
     fn finds_a_text_without_parsing_the_rest() {

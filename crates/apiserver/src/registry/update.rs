@@ -14,6 +14,7 @@ use ferrite_component::steps::Timer;
 use ferrite_json::Value;
 use ferrite_store::{Compare, Entry, Op, Outcome, Txn};
 use jiff::Timestamp;
+use std::sync::Arc;
 
 /// Makes the new object from the stored one. Called again when another writer was faster.
 pub(crate) type Change<'a> = &'a (dyn Fn(&Value) -> Result<Value, Status> + Send + Sync);
@@ -86,7 +87,8 @@ impl Registry {
             let Some(entry) = view.snapshot.get(key.as_bytes()) else { return Err(missing(update)) };
             self.check_readable(&key, entry)?;
             let shown = self.converter.entry(resource, entry).await?;
-            let old = stored::decode(resource, &shown).ok_or_else(|| unreadable(resource, update.name))?;
+            let old = self.recent.take_or_decode(resource, &key, &shown);
+            let old = old.ok_or_else(|| unreadable(resource, update.name))?;
             let mut new = (update.change)(&old)?;
             self.check_preconditions(update, &new, &old)?;
             let attributes = self.update_attributes(update, &old);
@@ -129,6 +131,11 @@ impl Registry {
                         let (verb, name) = (verb_of(update.subresource), update.name);
                         let uid = meta::uid(&new);
                         self.record(&update.write, WriteStep { verb, name, uid, timer, admitted, revision });
+                    }
+                    stored::set_version(&mut new, revision);
+                    let new = Arc::new(new);
+                    if !finished {
+                        self.recent.keep(resource, &key, &encoded.value, revision, &new);
                     }
                     return Ok(Written::stored(Some(new), encoded, revision));
                 }

@@ -2,6 +2,7 @@
 
 use super::hub::{Event, EventType, Hub};
 use super::list::{Items, too_large};
+use super::recent::RecentWrites;
 use super::{Registry, Selectors, stored, trigger};
 use crate::extensions::Converter;
 use crate::options::ListOptions;
@@ -35,6 +36,7 @@ pub(crate) struct WatchStream {
     selectors: Selectors,
     watch: Watch,
     hub: Arc<Hub>,
+    recent: Arc<RecentWrites>,
     converter: Arc<Converter>,
     /// Objects and changes that are being converted: the caller may stop waiting for the next event in
     /// between.
@@ -89,6 +91,7 @@ impl Registry {
             initial: from_now.then(|| Items::all(resource, namespace, of_stored, snapshot)),
             initial_end: (initial && options.bookmarks).then_some(current),
             hub: self.hubs.of(resource),
+            recent: Arc::clone(&self.recent),
             converter: Arc::clone(&self.converter),
             unconverted: (Vec::new(), Vec::new()),
             resource: Arc::clone(resource),
@@ -178,9 +181,10 @@ impl WatchStream {
         Some(self.ready.pop_front().unwrap_or_else(bookmark))
     }
 
-    /// Drops memory that is kept for other watchers only.
+    /// Drops memory that is kept for other watchers only, or for writes that are long past.
     pub fn tidy(&self) {
         self.hub.forget_old();
+        self.recent.forget_old();
     }
 
     fn fail(&mut self, status: Status) -> WatchEvent {

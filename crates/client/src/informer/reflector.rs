@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::{Buf, BytesMut};
+use bytes::{Buf, Bytes, BytesMut};
 use http_body_util::BodyExt;
 use kube::Client;
 use kube::api::{ListParams, WatchParams};
 use kube::client::Body;
 use kube::core::{Request, Status};
+use memchr::memchr;
 use tokio::time::{Instant, timeout_at};
 use tracing::{debug, warn};
 
@@ -17,6 +18,7 @@ use super::raw::RawObject;
 use crate::api::list_request;
 use crate::page::{Event, Head, Page};
 use crate::request::{invalid, open, send};
+use crate::scan;
 use crate::{Backoff, message_of};
 
 const PAGE: u32 = 500;
@@ -195,18 +197,23 @@ impl Source {
     }
 
     fn receive(&self, sink: &dyn Sink, frame: &[u8], version: &mut String) -> Result<(), WatchEnd> {
-        let event: Event<'_> = serde_json::from_slice(frame).map_err(|_| {
+        let text = std::str::from_utf8(frame).unwrap_or_default();
+        // The usual case: the event is written as API servers write them.
+        if let Some((kind @ ("ADDED" | "MODIFIED" | "DELETED"), object)) = scan::event(text)
+            && let Some(object) = RawObject::scan(object)
+        {
+            take(sink, kind, object, version);
+            return Ok(());
+        }
+        let event = Event::parse(text).ok_or_else(|| {
             warn!(kind = self.kind, "the server sent a watch event that is none");
             WatchEnd::Unusable
         })?;
-        let text = event.object.get();
+        let text = event.object;
         match &*event.kind {
-            "ADDED" | "MODIFIED" | "DELETED" => {
+            kind @ ("ADDED" | "MODIFIED" | "DELETED") => {
                 let Some(object) = self.parse(text) else { return Ok(()) };
-                if !object.version.is_empty() {
-                    object.version.as_str().clone_into(version);
-                }
-                if event.kind == "DELETED" { sink.remove(object) } else { sink.apply(object) }
+                take(sink, kind, object, version);
             }
             "BOOKMARK" => {
                 if let Ok(head) = serde_json::from_str::<Head<'_>>(text)
@@ -226,6 +233,14 @@ impl Source {
     }
 }
 
+/// Hands the object of an event on, and remembers its version.
+fn take(sink: &dyn Sink, kind: &str, object: RawObject, version: &mut String) {
+    if !object.version.is_empty() {
+        object.version.as_str().clone_into(version);
+    }
+    if kind == "DELETED" { sink.remove(object) } else { sink.apply(object) }
+}
+
 /// A watch's body cut into its lines.
 struct Frames {
     body: Body,
@@ -240,16 +255,16 @@ impl Frames {
     }
 
     /// The next line that is not empty, or nothing at the end of the body.
-    async fn next(&mut self) -> Option<Result<BytesMut, WatchEnd>> {
+    async fn next(&mut self) -> Option<Result<Bytes, WatchEnd>> {
         loop {
-            if let Some(at) = self.buffer[self.searched..].iter().position(|byte| *byte == b'\n') {
+            if let Some(at) = memchr(b'\n', &self.buffer[self.searched..]) {
                 let line = self.buffer.split_to(self.searched + at);
                 self.buffer.advance(1);
                 self.searched = 0;
                 if line.iter().all(u8::is_ascii_whitespace) {
                     continue;
                 }
-                return Some(Ok(line));
+                return Some(Ok(line.freeze()));
             }
             self.searched = self.buffer.len();
             if self.buffer.len() > MAX_EVENT {
@@ -257,8 +272,17 @@ impl Frames {
             }
             match self.body.frame().await {
                 Some(Ok(frame)) => {
-                    if let Some(data) = frame.data_ref() {
-                        self.buffer.extend_from_slice(data);
+                    let Ok(mut data) = frame.into_data() else { continue };
+                    // The usual case: a piece of the body is one line, and is not copied.
+                    let is_line = || memchr(b'\n', &data).is_some_and(|at| at + 1 == data.len());
+                    if self.buffer.is_empty() && is_line() {
+                        data.truncate(data.len() - 1);
+                        if !data.iter().all(u8::is_ascii_whitespace) {
+                            self.searched = 0;
+                            return Some(Ok(data));
+                        }
+                    } else {
+                        self.buffer.extend_from_slice(&data);
                     }
                 }
                 // The connection broke: the complete events before it count.
@@ -267,7 +291,7 @@ impl Frames {
                 Some(Err(_)) => return None,
                 None => {
                     self.searched = 0;
-                    return Some(Ok(std::mem::take(&mut self.buffer)));
+                    return Some(Ok(std::mem::take(&mut self.buffer).freeze()));
                 }
             }
         }

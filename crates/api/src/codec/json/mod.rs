@@ -3,9 +3,12 @@
 //! Upstream's rules: field names are case-sensitive; `null` is the same as absent; integers are whole and in
 //! range; fields the type does not know are dropped and reported, as are duplicates (the last one counts).
 
+mod conform;
 mod lexer;
 #[cfg(test)]
 mod tests;
+
+pub use conform::{conform, conform_in_place};
 
 use super::{DecodeError, Decoded, MAX_DEPTH};
 use super::{scalar, time};
@@ -50,11 +53,6 @@ pub fn decode_any(bytes: &[u8]) -> Result<Decoded, DecodeError> {
     let mut decoder = Decoder::new(bytes);
     let value = decoder.any(0, true)?;
     Ok(decoder.finish(value)?)
-}
-
-/// Brings a value (the outcome of a patch, say) under `type_`: the same checks as [`decode`].
-pub fn conform(type_: TypeRef, value: &Value) -> Result<Decoded, DecodeError> {
-    decode(type_, value.to_string().as_bytes())
 }
 
 /// `apiVersion` and `kind` of a document, empty where absent. The rest is only checked to be JSON.
