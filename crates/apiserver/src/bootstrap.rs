@@ -1,5 +1,6 @@
 //! The objects that every cluster has from the start: system namespaces and the `kubernetes` Service.
 
+mod gated;
 mod roles;
 
 use crate::auth::{RequestHeader, User};
@@ -184,6 +185,13 @@ const AT_ONCE: usize = 64;
 
 async fn policy(server: &ApiServer) -> Result<(), Status> {
     let objects = DEFAULTS.lines().filter_map(|line| ferrite_json::from_str::<Value>(line).ok());
+    let gates = &server.config.feature_gates;
+    let objects = objects
+        .map(|mut object| {
+            gated::add_rules(&mut object, gates);
+            object
+        })
+        .chain(gated::objects(gates));
     let mounted = server.config.mounted.iter().flat_map(|group| group.roles());
     let objects: Box<dyn Iterator<Item = Value> + Send + '_> = Box::new(objects.chain(mounted));
     let writes = objects.filter_map(|object| {

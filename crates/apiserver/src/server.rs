@@ -25,6 +25,7 @@ use crate::{bootstrap, encode, identity_lease, openapi, subresource};
 use ::http::{HeaderValue, Request, header};
 use bytes::Bytes;
 use ferrite_api::{Cidr, Status};
+use ferrite_component::FeatureGates;
 use ferrite_pki::{Identity, TokenSigner, VerifyingKey};
 use ferrite_store::{Revision, Store};
 use futures_util::FutureExt;
@@ -113,6 +114,8 @@ pub struct Config {
     /// Versions and resources turned on or off, as upstream's `--runtime-config`: `api/all`, `apps/v1`,
     /// `apps/v1/deployments`.
     pub runtime_config: BTreeMap<String, bool>,
+    /// Features that are on or off.
+    pub feature_gates: FeatureGates,
     /// The issuer of service account tokens, and their audience.
     pub service_account_issuer: String,
     /// The key that signs them, as PEM. Without it there are no tokens.
@@ -186,6 +189,7 @@ impl Config {
             node_ports: 30000..=32767,
             kubelet_client: None,
             runtime_config: BTreeMap::new(),
+            feature_gates: FeatureGates::default(),
             service_account_issuer: "https://kubernetes.default.svc".into(),
             client_ca: None,
             request_header: None,
@@ -241,8 +245,11 @@ impl Config {
     }
 
     /// Returns true if a resource's version is on: by `--runtime-config`, the narrower key first, else by
-    /// default.
+    /// default. A resource with a feature gate needs that, too.
     fn serves(&self, resource: &ferrite_api::resource::Resource) -> bool {
+        if resource.hooks.gate.is_some_and(|gate| !self.feature_gates.enabled(gate)) {
+            return false;
+        }
         let version = resource.api_version();
         let keys = [
             format!("{version}/{}", resource.plural),
@@ -319,6 +326,7 @@ impl ApiServer {
         );
         registry.warns_of_inert = config.warns_of_inert;
         registry.acted_on = config.acted_on;
+        registry.feature_gates = config.feature_gates.clone();
         let tokens = match &config.service_account_key {
             Some(pem) => {
                 let signer = TokenSigner::new(pem, &config.service_account_issuer);

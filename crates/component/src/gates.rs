@@ -54,7 +54,16 @@ static GATES: LazyLock<BTreeMap<&'static str, Gate>> = LazyLock::new(|| {
 });
 
 /// Gates that are read by our code, so that setting them changes something.
-const READ: &[&str] = &["CPUManagerPolicyAlphaOptions", "CPUManagerPolicyBetaOptions"];
+const READ: &[&str] = &[
+    "CPUManagerPolicyAlphaOptions",
+    "CPUManagerPolicyBetaOptions",
+    "ClusterTrustBundle",
+    "ClusterTrustBundleProjection",
+    "PodCertificateRequest",
+];
+
+/// Gates that can be set, with the gate that each needs.
+const NEEDS: &[(&str, &str)] = &[("ClusterTrustBundleProjection", "ClusterTrustBundle")];
 
 /// An invalid setting of gates.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -68,6 +77,8 @@ pub enum GateError {
     /// Upstream would take it. We say so instead of doing nothing.
     #[error("feature gate {name} cannot be set to {value}: Ferrite has this feature as v1.36 has it by default ({})", !value)]
     NotSwitchable { name: String, value: bool },
+    #[error("{name} is enabled, but depends on features that are disabled: [{needs}]")]
+    Dependency { name: &'static str, needs: &'static str },
 }
 
 fn did_you_mean(name: &str) -> String {
@@ -114,7 +125,10 @@ impl FeatureGates {
             }
             gates.set.insert(gate.name, value);
         }
-        Ok(gates)
+        match NEEDS.iter().find(|(name, needs)| gates.enabled(name) && !gates.enabled(needs)) {
+            Some((name, needs)) => Err(GateError::Dependency { name, needs }),
+            None => Ok(gates),
+        }
     }
 
     /// Reads `A=true,B=false`.
@@ -186,6 +200,14 @@ mod tests {
             ("APIServerIdentity=true", None),
             (" APIServingWithRoutine = false ,", None),
             ("AllAlpha=true", None),
+            ("AllBeta=true", None),
+            ("ClusterTrustBundle=true,ClusterTrustBundleProjection=true,PodCertificateRequest=true", None),
+            (
+                "ClusterTrustBundleProjection=true",
+                Some(
+                    "ClusterTrustBundleProjection is enabled, but depends on features that are disabled: [ClusterTrustBundle]",
+                ),
+            ),
             (
                 "APIServerIdentty=true",
                 Some("unrecognized feature gate: APIServerIdentty (did you mean APIServerIdentity?)"),

@@ -1,4 +1,7 @@
 //! Kinds of `certificates.k8s.io`.
 
 pub(super) mod certificatesigningrequest;
+pub(super) mod clustertrustbundle;
+mod key;
 pub(super) mod pem;
+pub(super) mod podcertificaterequest;
