@@ -163,9 +163,22 @@ impl FeatureGates {
         }
     }
 
+    /// The gates that were set, by name.
+    pub fn given(&self) -> &BTreeMap<&'static str, bool> {
+        &self.set
+    }
+
     /// Every gate with its state, by name.
     pub fn all(&self) -> impl Iterator<Item = (&'static Gate, bool)> + '_ {
         GATES.values().map(|gate| (gate, self.enabled(gate.name)))
+    }
+}
+
+/// The gates that were set, as `--feature-gates` reads them.
+impl std::fmt::Display for FeatureGates {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let pairs: Vec<String> = self.set.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        f.write_str(&pairs.join(","))
     }
 }
 
@@ -191,6 +204,13 @@ mod tests {
         assert!(gates.enabled("APIServerIdentity"));
         assert!(!gates.enabled("APIServingWithRoutine"));
         assert!(!gates.enabled("NoSuchGate"));
+    }
+
+    #[test]
+    fn gates_are_written_as_they_are_read() {
+        let text = "ClusterTrustBundle=true,PodCertificateRequest=false";
+        assert_eq!(FeatureGates::parse(text).unwrap().to_string(), text);
+        assert_eq!(FeatureGates::default().to_string(), "");
     }
 
     #[test]

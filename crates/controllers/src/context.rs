@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ferrite_client::{Controller, Events, Informers, Scope};
-use ferrite_component::Pages;
+use ferrite_component::{FeatureGates, Pages};
 use ferrite_pki::TokenSigner;
 use jiff::SignedDuration;
 use kube::Client;
@@ -18,6 +18,8 @@ use crate::{AutoscalingConfig, EvictionRates, NodeCertificates, NodeCidrs, Signe
 pub struct Config {
     /// PEM bundle published to every namespace as `kube-root-ca.crt`; nothing is published without it.
     pub root_ca: Option<String>,
+    /// Features that are on or off.
+    pub feature_gates: FeatureGates,
     /// Sign certificates that were approved; without them none are.
     pub signers: Signers,
     /// The lifetime of certificates whose requests do not ask for less.
@@ -64,6 +66,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             root_ca: None,
+            feature_gates: FeatureGates::default(),
             signers: Signers::default(),
             signing_duration: Duration::from_secs(365 * 24 * 3600),
             tokens: None,

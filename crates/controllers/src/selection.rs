@@ -13,11 +13,15 @@ pub const ON_REQUEST: &[&str] =
 /// Those of them that keep the tokens with which nodes join.
 pub const FOR_JOINING: &[&str] = &["bootstrap-signer-controller", "token-cleaner-controller"];
 
+/// Controllers that run only with a feature gate, which is off by default.
+const WITH_GATE: &[(&str, &str)] = &[
+    ("kube-apiserver-serving-clustertrustbundle-publisher-controller", "ClusterTrustBundle"),
+    ("podcertificaterequest-cleaner-controller", "PodCertificateRequest"),
+];
+
 /// Controllers of upstream whose feature is off by default in v1.36, with its gate. Upstream accepts their names and
 /// starts them only with the gate, which cannot be set here.
 const GATED: &[(&str, &str)] = &[
-    ("kube-apiserver-serving-clustertrustbundle-publisher-controller", "ClusterTrustBundle"),
-    ("podcertificaterequest-cleaner-controller", "PodCertificateRequest"),
     ("podgroup-protection-controller", "GenericWorkload"),
     ("resourcepoolstatusrequest-controller", "DRAResourcePoolStatus"),
     ("storage-version-migrator-controller", "StorageVersionMigrator"),
@@ -77,7 +81,9 @@ const ALIASES: &[(&str, &str)] = &[
 /// Starts the controllers `names` selects, with the rules of `--controllers`: `*` is all, `name` one, `-name` all
 /// but that one; the first match for a controller decides. Returns the names that match no controller.
 pub fn start_all(context: &Context, names: &[&str]) -> Vec<String> {
-    for (name, gate) in GATED.iter().filter(|(name, _)| is_named(name, names)) {
+    let is_off = |gate: &str| !context.config.feature_gates.enabled(gate);
+    let off: Vec<_> = WITH_GATE.iter().filter(|(_, gate)| is_off(gate)).collect();
+    for (name, gate) in GATED.iter().chain(off.iter().copied()).filter(|(name, _)| is_named(name, names)) {
         tracing::warn!(
             controller = name,
             gate,
@@ -88,7 +94,7 @@ pub fn start_all(context: &Context, names: &[&str]) -> Vec<String> {
         tracing::warn!(controller = name, "not started: it belongs to a cloud's own controller manager");
     }
     for entry in CONTROLLERS {
-        if is_enabled(entry.name, names) {
+        if is_enabled(entry.name, names) && off.iter().all(|(name, _)| *name != entry.name) {
             tracing::info!(controller = entry.name, "starting");
             (entry.start)(&context.acting_as(entry.identity));
         }
@@ -182,6 +188,9 @@ mod tests {
         assert!(!is_known("deploymnet-controller"));
         for (name, _) in GATED {
             assert!(CONTROLLERS.iter().all(|entry| entry.name != *name), "{name} runs");
+        }
+        for (name, _) in WITH_GATE {
+            assert!(CONTROLLERS.iter().any(|entry| entry.name == *name), "{name} does not run");
         }
     }
 }

@@ -16,6 +16,7 @@ use ferrite_apiserver::{
     WriteGuard,
 };
 use ferrite_client::{Fence, Scope};
+use ferrite_component::FeatureGates;
 use ferrite_controllers::{Clients, Identity};
 use ferrite_network::{Cidr, Cidrs};
 use ferrite_pki::{ClusterPki, Purpose, Subject};
@@ -56,6 +57,9 @@ pub struct ServerOptions {
     /// Versions and resources to turn on or off: `api/beta=true,apps/v1/daemonsets=false`.
     #[arg(long, value_delimiter = ',', value_name = "KEY=BOOL", value_parser = parse_runtime_config)]
     pub runtime_config: Vec<(String, bool)>,
+    /// Features to turn on or off: `A=true,B=false`.
+    #[arg(long, value_name = "GATES")]
+    pub feature_gates: Option<FeatureGates>,
     /// Admission plugins to turn on beside those that are on by default.
     #[arg(long, value_delimiter = ',', value_name = "PLUGINS")]
     pub enable_admission_plugins: Vec<String>,
@@ -384,6 +388,7 @@ impl ApiServerHandle {
             kubelet_client: certificates.kubelet_client,
             kubelet_addresses: standalone.kubelet_addresses().unwrap_or(usual.kubelet_addresses.clone()),
             runtime_config: options.runtime_config.iter().cloned().collect(),
+            feature_gates: options.feature_gates.clone().unwrap_or_default(),
             service_account_issuer: issuer.clone(),
             other_issuers: other_issuers.to_vec(),
             other_token_keys,
@@ -433,7 +438,7 @@ impl ApiServerHandle {
             },
             ..usual
         };
-        standalone.feature_gates.clone().unwrap_or_default().report();
+        config.feature_gates.report();
         let server = ApiServer::start(store, config).await?;
         server.run_until_stopped(files.follow(Arc::clone(&server), tls.clone(), loaded));
         let mut serving = JoinSet::new();
@@ -479,6 +484,7 @@ impl ApiServerHandle {
         let tokens = ferrite_pki::TokenSigner::new(&self.pki.service_account_key()?, issuer)?;
         Ok(ferrite_controllers::Config {
             root_ca: Some(self.pki.ca().to_owned()),
+            feature_gates: self.server.config().feature_gates.clone(),
             signers: ferrite_controllers::Signers::all(Arc::new(self.pki.authority()?)),
             tokens: Some(Arc::new(tokens)),
             ..Default::default()

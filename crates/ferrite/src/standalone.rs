@@ -8,7 +8,6 @@ use crate::authorizing::{AuthorizationOptions, TokenWebhookOptions};
 use ferrite_apiserver::{
     AuthenticationConfig, JwtAuthentication, Mode, OidcFlags, StaticTokens, go_duration,
 };
-use ferrite_component::FeatureGates;
 use ferrite_pki::{Handshake, Identity, NamedIdentity, VerifyingKey};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -84,9 +83,6 @@ pub struct StandaloneOptions {
     /// Events are kept this long.
     #[arg(long, value_name = "DURATION", value_parser = go_duration)]
     pub event_ttl: Option<Duration>,
-    /// Features to turn on or off: `A=true,B=false`.
-    #[arg(long, value_name = "GATES")]
-    pub feature_gates: Option<FeatureGates>,
     /// Seconds that pods tolerate a node that is not ready, unless they say otherwise.
     #[arg(long, default_value_t = 300, value_name = "SECONDS")]
     pub default_not_ready_toleration_seconds: i64,

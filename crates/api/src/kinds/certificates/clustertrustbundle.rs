@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use super::certificatesigningrequest::validate_signer_name;
-use super::pem;
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::common::access::text;
 use crate::kinds::common::cell;
@@ -11,6 +10,7 @@ use crate::kinds::common::check::immutable;
 use crate::kinds::common::row::{NAME, shown};
 use crate::meta;
 use crate::meta_validation::dns1123_subdomain;
+use crate::pem;
 use crate::resource::{Column, MetadataUse, Strategy};
 use ferrite_json::Value;
 use jiff::Timestamp;
@@ -145,5 +145,81 @@ fn anchor_problem(block: &pem::Block) -> Option<String> {
     match certificate.basic_constraints() {
         Ok(Some(constraints)) if constraints.value.ca => None,
         _ => Some("does not have the CA bit set".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_of_a_bundle_begins_with_its_signer() {
+        for (name, signer, expected) in [
+            ("a", "", None),
+            ("example.com:s:a", "example.com/s", None),
+            (
+                "example.com:s:a",
+                "",
+                Some("ClusterTrustBundle without signer name must not have \":\" in its name"),
+            ),
+            (
+                "example.com:t:a",
+                "example.com/s",
+                Some(
+                    "ClusterTrustBundle for signerName example.com/s must be named with prefix example.com:s:",
+                ),
+            ),
+            (
+                "a",
+                "example.com/s",
+                Some(
+                    "ClusterTrustBundle for signerName example.com/s must be named with prefix example.com:s:",
+                ),
+            ),
+        ] {
+            assert_eq!(name_problems(name, signer).first().map(String::as_str), expected, "{name} {signer}");
+        }
+        assert_eq!(name_problems("example.com:s:A", "example.com/s").len(), 1);
+    }
+
+    #[test]
+    fn a_bundle_has_anchors_and_nothing_else() {
+        let anchor = crate::kinds::tests::authority();
+        let with_headers = anchor.replacen("-----\n", "-----\nKey: value\n\n", 1);
+        let key = pem::encode("PRIVATE KEY", b"secret");
+        let broken = pem::encode("CERTIFICATE", b"der");
+        let omitted =
+            |why: &str| vec![format!("spec.trustBundle: Invalid value: \"<value omitted>\": {why}")];
+        for (bundle, expected) in [
+            (anchor.clone(), vec![]),
+            (format!("a note\n{anchor}"), vec![]),
+            (String::new(), omitted("at least one trust anchor must be provided")),
+            (format!("{anchor}{anchor}"), omitted("duplicate trust anchor (indices [0 1])")),
+            (format!("{anchor}{key}"), omitted("entry 1 has bad block type: PRIVATE KEY")),
+            (with_headers, omitted("entry 0 has PEM block headers")),
+            (broken, omitted("entry 0 does not parse as X.509")),
+            (
+                "x".repeat(BUNDLE_MAX + 1),
+                vec!["spec.trustBundle: Too long: may not be more than 1048576 bytes".to_owned()],
+            ),
+        ] {
+            let errors: Vec<String> = validate_bundle(&bundle).iter().map(ToString::to_string).collect();
+            assert_eq!(errors, expected);
+        }
+    }
+
+    #[test]
+    fn a_bundle_that_stays_is_not_parsed_again_and_keeps_its_signer() {
+        let object = |signer: &str, bundle: &str| {
+            let name = format!("{}:a", signer.replace('/', ":"));
+            ferrite_json::json!({"metadata": {"name": name}, "spec": {"signerName": signer, "trustBundle": bundle}})
+        };
+        let strategy = ClusterTrustBundles;
+        let old = object("example.com/s", "once valid");
+        assert_eq!(strategy.validate_update(&old, &old), []);
+        assert_eq!(strategy.validate_update(&object("example.com/s", "other"), &old).len(), 1);
+        let errors = strategy.validate_update(&object("example.com/t", "once valid"), &old);
+        assert_eq!(errors.len(), 1);
+        assert!(errors[0].to_string().ends_with("field is immutable"), "{}", errors[0]);
     }
 }

@@ -3,5 +3,4 @@
 pub(super) mod certificatesigningrequest;
 pub(super) mod clustertrustbundle;
 mod key;
-pub(super) mod pem;
 pub(super) mod podcertificaterequest;

@@ -3,9 +3,9 @@
 use super::{bytes, omitted};
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::certificates::key::{self, Key};
-use crate::kinds::certificates::pem;
 use crate::kinds::common::access::{int, list, text};
 use crate::kinds::common::check;
+use crate::pem;
 use ferrite_json::Value;
 use jiff::{SignedDuration, Timestamp};
 use x509_parser::certificate::X509Certificate;
