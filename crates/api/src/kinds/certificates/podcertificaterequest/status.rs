@@ -268,3 +268,143 @@ fn go_duration(seconds: i64) -> String {
         _ => format!("{sign}{hours}h{minutes}m{rest}s"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use base64::Engine;
+    use base64::engine::general_purpose::STANDARD;
+    use ferrite_json::json;
+    use rcgen::{CertificateParams, DistinguishedName, KeyPair};
+    use time::OffsetDateTime;
+
+    const NOW: i64 = 1_800_000_000;
+
+    fn at(seconds: i64) -> Timestamp {
+        Timestamp::from_second(NOW + seconds).unwrap()
+    }
+
+    /// A request for the key, which is pending.
+    fn request(key: &KeyPair) -> Value {
+        let mut params = CertificateParams::default();
+        params.distinguished_name = DistinguishedName::new();
+        let der = params.serialize_request(key).unwrap();
+        json!({"spec": {"stubPKCS10Request": STANDARD.encode(der.der()), "maxExpirationSeconds": 7200}})
+    }
+
+    fn certificate_for(key: &KeyPair, from: i64, to: i64, name: Option<&str>) -> String {
+        let mut params = CertificateParams::default();
+        let time = |seconds: i64| OffsetDateTime::from_unix_timestamp(NOW + seconds).unwrap();
+        (params.not_before, params.not_after) = (time(from), time(to));
+        if let Some(name) = name {
+            params.subject_alt_names = vec![rcgen::SanType::DnsName(name.try_into().unwrap())];
+        }
+        params.self_signed(key).unwrap().pem()
+    }
+
+    fn condition(kind: &str) -> Value {
+        json!({"type": kind, "status": "True", "reason": "R", "message": "", "lastTransitionTime": at(0).to_string()})
+    }
+
+    fn issued(chain: &str, from: i64, refresh: i64, to: i64) -> Value {
+        json!({"conditions": [condition(ISSUED)], "certificateChain": chain, "notBefore": at(from).to_string(),
+            "beginRefreshAt": at(refresh).to_string(), "notAfter": at(to).to_string()})
+    }
+
+    fn errors(old: &Value, status: Value) -> Vec<String> {
+        let mut new = old.clone();
+        new["status"] = status;
+        validate(&new, old, at(0)).iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn a_certificate_is_the_requested_keys_and_has_the_requested_life() {
+        let (key, other) = (KeyPair::generate().unwrap(), KeyPair::generate().unwrap());
+        let old = request(&key);
+        let good = certificate_for(&key, 0, 3600, None);
+        assert_eq!(errors(&old, issued(&good, 0, 1800, 3600)), [""; 0]);
+        let chain = format!("{good}{}", certificate_for(&other, 0, 3600, None));
+        assert_eq!(errors(&old, issued(&chain, 0, 1800, 3600)), [""; 0], "with an intermediate one");
+        for (status, expected) in [
+            (issued("", 0, 1800, 3600), "must contain at least one certificate"),
+            (
+                issued(&certificate_for(&other, 0, 3600, None), 0, 1800, 3600),
+                "leaf certificate was not issued to the requested public key",
+            ),
+            (
+                issued(&good, 1, 1800, 3600),
+                "must be set to the NotBefore time encoded in the leaf certificate",
+            ),
+            (
+                issued(&good, 0, 1800, 3601),
+                "must be set to the NotAfter time encoded in the leaf certificate",
+            ),
+            (
+                issued(&certificate_for(&key, -300, 3600, None), -300, 1800, 3600),
+                "must be set to within 5 minutes of kube-apiserver's current time",
+            ),
+            (
+                issued(&certificate_for(&key, 0, 3599, None), 0, 1800, 3599),
+                "status.certificateChain: Invalid value: 59m59s: leaf certificate lifetime must be >= 1 hour",
+            ),
+            (
+                issued(&certificate_for(&key, 0, 7201, None), 0, 1800, 7201),
+                "Invalid value: 2h0m1s: leaf certificate lifetime must be <= spec.maxExpirationSeconds (7200)",
+            ),
+            (issued(&good, 0, 599, 3600), "must be at least 10 minutes after status.notBefore"),
+            (issued(&good, 0, 3001, 3600), "must be at least 10 minutes before status.notAfter"),
+            (
+                issued(&certificate_for(&key, 0, 3600, Some("a..b")), 0, 1800, 3600),
+                "leaf certificate's DNSName should not contain '..'",
+            ),
+            (
+                issued(&format!("{good}{}", pem::encode("PRIVATE KEY", b"x")), 0, 1800, 3600),
+                "must consist entirely of CERTFICATE PEM blocks",
+            ),
+            (
+                issued(&format!("{good}{}", pem::encode("CERTIFICATE", b"x")), 0, 1800, 3600),
+                "intermediate certificate does not parse as valid X.509",
+            ),
+        ] {
+            let found = errors(&old, status);
+            assert!(found.len() == 1 && found[0].contains(expected), "{expected}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn a_status_is_written_once() {
+        let key = KeyPair::generate().unwrap();
+        let old = request(&key);
+        let good = certificate_for(&key, 0, 3600, None);
+        let denied = json!({"conditions": [condition(DENIED)]});
+        assert_eq!(errors(&old, denied.clone()), [""; 0]);
+        assert_eq!(errors(&old, json!({"conditions": [condition(FAILED)]})), [""; 0]);
+        let mut with_certificate = issued(&good, 0, 1800, 3600);
+        with_certificate["conditions"] = json!([condition(DENIED)]);
+        assert_eq!(
+            errors(&old, with_certificate),
+            [
+                "status: Invalid value: non-condition status fields must be empty when denying or failing the PodCertificateRequest"
+            ]
+        );
+        assert_eq!(
+            errors(&old, json!({"certificateChain": good})),
+            [
+                r#"status: Invalid value: status is immutable unless transitioning to "Issued", "Denied", or "Failed""#
+            ]
+        );
+        let mut ended = old.clone();
+        ended["status"] = denied.clone();
+        assert_eq!(errors(&ended, denied), [""; 0]);
+        assert_eq!(
+            errors(&ended, issued(&good, 0, 1800, 3600)),
+            ["status: Invalid value: immutable after PodCertificateRequest is issued, denied, or failed"]
+        );
+        let both = json!({"conditions": [condition(ISSUED), condition(DENIED)]});
+        assert!(errors(&old, both)[0].contains("There may be at most one condition"));
+        assert!(
+            errors(&old, json!({"conditions": [condition("Approved")]}))[0]
+                .contains("Unsupported value: \"Approved\"")
+        );
+    }
+}
