@@ -83,8 +83,8 @@ fn validate_all_but_bundle(object: &Value) -> FieldErrors {
     errors
 }
 
-/// Complaints about the name of a bundle. The name of a signer's bundle begins with the signer's, so that whoever may
-/// create bundles of one signer cannot take the name of another's.
+/// Complaints about the name of a bundle. The name of a signer's bundle begins with the signer's, so that a
+/// writer of one signer's bundles cannot take the name of another signer's bundle.
 pub(in crate::kinds) fn name_problems(name: &str, signer: &str) -> Vec<String> {
     if signer.is_empty() {
         if name.contains(':') {

@@ -1,4 +1,4 @@
-//! The status of a PodCertificateRequest: it is written once, and says what became of the request.
+//! The status of a PodCertificateRequest: it is written once, and is the answer to the request.
 
 use super::{bytes, omitted};
 use crate::field::{FieldError, FieldErrors, Path};
