@@ -15,6 +15,7 @@ pub mod managed_fields;
 pub mod meta;
 pub mod meta_validation;
 pub mod patch;
+pub mod pem;
 pub mod policy;
 pub mod quantity;
 pub mod quota;

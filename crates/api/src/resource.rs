@@ -62,6 +62,8 @@ pub struct Hooks {
     pub begin_create: Option<Reservation>,
     /// The handler that answers in place of the store.
     pub connect: Option<Connect>,
+    /// The feature gate without which the resource is not served.
+    pub gate: Option<&'static str>,
 }
 
 /// Something of which each is one object's alone.
@@ -310,6 +312,11 @@ pub trait Strategy: Send + Sync + 'static {
     /// After [`Strategy::prepare_create`], if all labels of the object are defaults: adds those that depend on what was
     /// prepared.
     fn complete_default_labels(&self, _object: &mut Value) {}
+
+    /// The place of the pod's spec in an object that is a pod or makes pods, as a JSON pointer.
+    fn pod_spec(&self) -> Option<&'static str> {
+        None
+    }
 
     /// Before an update of the main resource: keeps what only subresources may change. Generation is bumped
     /// by the server when [`Strategy::generation_fields`] differ.

@@ -1,5 +1,6 @@
 //! The objects that every cluster has from the start: system namespaces and the `kubernetes` Service.
 
+mod gated;
 mod roles;
 
 use crate::auth::{RequestHeader, User};
@@ -179,16 +180,18 @@ async fn keep_one<F: Future<Output = Result<(), Status>>>(
 
 /// Upstream's default roles, bindings, priority classes and flow schemas, one object a line.
 const DEFAULTS: &str = include_str!("bootstrap.jsonl");
-/// The same for features that are off by default, by their gates.
-const GATED: &[(&str, &str)] =
-    &[("StorageVersionMigrator", include_str!("bootstrap/storage_version_migrator.jsonl"))];
 /// Number of parallel writes: the store puts them into few writes to disk.
 const AT_ONCE: usize = 64;
 
 async fn policy(server: &ApiServer) -> Result<(), Status> {
-    let gated = GATED.iter().filter(|(gate, _)| server.config.gates.enabled(gate));
-    let lines = DEFAULTS.lines().chain(gated.flat_map(|(_, objects)| objects.lines()));
-    let objects = lines.filter_map(|line| ferrite_json::from_str::<Value>(line).ok());
+    let objects = DEFAULTS.lines().filter_map(|line| ferrite_json::from_str::<Value>(line).ok());
+    let gates = &server.config.feature_gates;
+    let objects = objects
+        .map(|mut object| {
+            gated::add_rules(&mut object, gates);
+            object
+        })
+        .chain(gated::objects(gates));
     let mounted = server.config.mounted.iter().flat_map(|group| group.roles());
     let objects: Box<dyn Iterator<Item = Value> + Send + '_> = Box::new(objects.chain(mounted));
     let writes = objects.filter_map(|object| {

@@ -114,6 +114,8 @@ pub struct Config {
     /// Versions and resources turned on or off, as upstream's `--runtime-config`: `api/all`, `apps/v1`,
     /// `apps/v1/deployments`.
     pub runtime_config: BTreeMap<String, bool>,
+    /// Features that are on or off.
+    pub feature_gates: FeatureGates,
     /// The issuer of service account tokens, and their audience.
     pub service_account_issuer: String,
     /// The key that signs them, as PEM. Without it there are no tokens.
@@ -160,8 +162,6 @@ pub struct Config {
     pub warns_of_inert: bool,
     /// Resources (their plurals) of that kind on which an optional part of this cluster acts.
     pub acted_on: &'static [&'static str],
-    /// Features that are on although they are off by default, or off although they are on.
-    pub gates: FeatureGates,
     /// Groups that this process serves without storage.
     pub mounted: Vec<Arc<dyn MountedGroup>>,
     /// True if secrets of type `bootstrap.kubernetes.io/token` authenticate their bearers.
@@ -189,6 +189,7 @@ impl Config {
             node_ports: 30000..=32767,
             kubelet_client: None,
             runtime_config: BTreeMap::new(),
+            feature_gates: FeatureGates::default(),
             service_account_issuer: "https://kubernetes.default.svc".into(),
             client_ca: None,
             request_header: None,
@@ -211,7 +212,6 @@ impl Config {
             serving: Serving::default(),
             admission: AdmissionPlugins::default(),
             warns_of_inert: false,
-            gates: FeatureGates::default(),
             acted_on: &[],
             mounted: Vec::new(),
             bootstrap_tokens: false,
@@ -245,8 +245,11 @@ impl Config {
     }
 
     /// Returns true if a resource's version is on: by `--runtime-config`, the narrower key first, else by
-    /// default.
+    /// default. A resource with a feature gate needs that, too.
     fn serves(&self, resource: &ferrite_api::resource::Resource) -> bool {
+        if resource.hooks.gate.is_some_and(|gate| !self.feature_gates.enabled(gate)) {
+            return false;
+        }
         let version = resource.api_version();
         let keys = [
             format!("{version}/{}", resource.plural),
@@ -322,8 +325,8 @@ impl ApiServer {
             Arc::clone(&outbound),
         );
         registry.warns_of_inert = config.warns_of_inert;
-        registry.gates = config.gates.clone();
         registry.acted_on = config.acted_on;
+        registry.feature_gates = config.feature_gates.clone();
         let tokens = match &config.service_account_key {
             Some(pem) => {
                 let signer = TokenSigner::new(pem, &config.service_account_issuer);

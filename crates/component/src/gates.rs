@@ -54,8 +54,17 @@ static GATES: LazyLock<BTreeMap<&'static str, Gate>> = LazyLock::new(|| {
 });
 
 /// Gates that are read by our code, so that setting them changes something.
-const READ: &[&str] =
-    &["CPUManagerPolicyAlphaOptions", "CPUManagerPolicyBetaOptions", "StorageVersionMigrator"];
+const READ: &[&str] = &[
+    "CPUManagerPolicyAlphaOptions",
+    "CPUManagerPolicyBetaOptions",
+    "ClusterTrustBundle",
+    "ClusterTrustBundleProjection",
+    "PodCertificateRequest",
+    "StorageVersionMigrator",
+];
+
+/// Gates that can be set, with the gate that each needs.
+const NEEDS: &[(&str, &str)] = &[("ClusterTrustBundleProjection", "ClusterTrustBundle")];
 
 /// An invalid setting of gates.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -69,6 +78,8 @@ pub enum GateError {
     /// Upstream would take it. We say so instead of doing nothing.
     #[error("feature gate {name} cannot be set to {value}: Ferrite has this feature as v1.36 has it by default ({})", !value)]
     NotSwitchable { name: String, value: bool },
+    #[error("{name} is enabled, but depends on features that are disabled: [{needs}]")]
+    Dependency { name: &'static str, needs: &'static str },
 }
 
 fn did_you_mean(name: &str) -> String {
@@ -115,7 +126,10 @@ impl FeatureGates {
             }
             gates.set.insert(gate.name, value);
         }
-        Ok(gates)
+        match NEEDS.iter().find(|(name, needs)| gates.enabled(name) && !gates.enabled(needs)) {
+            Some((name, needs)) => Err(GateError::Dependency { name, needs }),
+            None => Ok(gates),
+        }
     }
 
     /// Reads `A=true,B=false`.
@@ -150,9 +164,22 @@ impl FeatureGates {
         }
     }
 
+    /// The gates that were set, by name.
+    pub fn given(&self) -> &BTreeMap<&'static str, bool> {
+        &self.set
+    }
+
     /// Every gate with its state, by name.
     pub fn all(&self) -> impl Iterator<Item = (&'static Gate, bool)> + '_ {
         GATES.values().map(|gate| (gate, self.enabled(gate.name)))
+    }
+}
+
+/// The gates that were set, as `--feature-gates` reads them.
+impl std::fmt::Display for FeatureGates {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let pairs: Vec<String> = self.set.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        f.write_str(&pairs.join(","))
     }
 }
 
@@ -181,12 +208,27 @@ mod tests {
     }
 
     #[test]
+    fn gates_are_written_as_they_are_read() {
+        let text = "ClusterTrustBundle=true,PodCertificateRequest=false";
+        assert_eq!(FeatureGates::parse(text).unwrap().to_string(), text);
+        assert_eq!(FeatureGates::default().to_string(), "");
+    }
+
+    #[test]
     fn a_setting_is_taken_or_refused_with_the_reason() {
         for (text, error) in [
             ("", None),
             ("APIServerIdentity=true", None),
             (" APIServingWithRoutine = false ,", None),
             ("AllAlpha=true", None),
+            ("AllBeta=true", None),
+            ("ClusterTrustBundle=true,ClusterTrustBundleProjection=true,PodCertificateRequest=true", None),
+            (
+                "ClusterTrustBundleProjection=true",
+                Some(
+                    "ClusterTrustBundleProjection is enabled, but depends on features that are disabled: [ClusterTrustBundle]",
+                ),
+            ),
             (
                 "APIServerIdentty=true",
                 Some("unrecognized feature gate: APIServerIdentty (did you mean APIServerIdentity?)"),

@@ -18,6 +18,8 @@ use crate::{AutoscalingConfig, EvictionRates, NodeCertificates, NodeCidrs, Signe
 pub struct Config {
     /// PEM bundle published to every namespace as `kube-root-ca.crt`; nothing is published without it.
     pub root_ca: Option<String>,
+    /// Features that are on or off.
+    pub feature_gates: FeatureGates,
     /// Sign certificates that were approved; without them none are.
     pub signers: Signers,
     /// The lifetime of certificates whose requests do not ask for less.
@@ -52,8 +54,6 @@ pub struct Config {
     pub dynamic_provisioning: bool,
     /// A volume is taken from a node that does not answer for long.
     pub force_detach: bool,
-    /// Features that are on although they are off by default, or off although they are on.
-    pub gates: FeatureGates,
     /// Quotas are counted anew so often even if nothing changed.
     pub quota_resync: Duration,
     /// Keys of a controller worked on at once, by its name, where that is not `workers`.
@@ -66,6 +66,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             root_ca: None,
+            feature_gates: FeatureGates::default(),
             signers: Signers::default(),
             signing_duration: Duration::from_secs(365 * 24 * 3600),
             tokens: None,
@@ -83,7 +84,6 @@ impl Default for Config {
             mirrored_endpoints_per_subset: endpoints::MIRROR_CAPACITY,
             dynamic_provisioning: true,
             force_detach: true,
-            gates: FeatureGates::default(),
             quota_resync: Duration::from_secs(300),
             concurrency: BTreeMap::new(),
             workers: 5,

@@ -180,6 +180,16 @@ pub const CONTROLLERS: &[ControllerEntry] = &[
         start: legacy_tokens::start,
     },
     ControllerEntry {
+        name: "podcertificaterequest-cleaner-controller",
+        identity: account("podcertificaterequestcleaner"),
+        start: certificates::start_cleaning_pod_requests,
+    },
+    ControllerEntry {
+        name: "kube-apiserver-serving-clustertrustbundle-publisher-controller",
+        identity: account("kube-apiserver-serving-clustertrustbundle-publisher"),
+        start: certificates::start_publishing,
+    },
+    ControllerEntry {
         name: "root-ca-certificate-publisher-controller",
         identity: account("root-ca-cert-publisher"),
         start: root_ca::start,

@@ -13,14 +13,18 @@ pub const ON_REQUEST: &[&str] =
 /// Those of them that keep the tokens with which nodes join.
 pub const FOR_JOINING: &[&str] = &["bootstrap-signer-controller", "token-cleaner-controller"];
 
-/// Controllers of upstream whose feature is off by default in v1.36, with its gate. Upstream accepts their names and
-/// starts them only with the gate. Some of these gates cannot be set here: their controllers are not in the table.
-const GATED: &[(&str, &str)] = &[
+/// Controllers that run only with a feature gate, which is off by default.
+const WITH_GATE: &[(&str, &str)] = &[
     ("kube-apiserver-serving-clustertrustbundle-publisher-controller", "ClusterTrustBundle"),
     ("podcertificaterequest-cleaner-controller", "PodCertificateRequest"),
+    ("storage-version-migrator-controller", "StorageVersionMigrator"),
+];
+
+/// Controllers of upstream whose feature is off by default in v1.36, with its gate. Upstream accepts their names and
+/// starts them only with the gate, which cannot be set here.
+const GATED: &[(&str, &str)] = &[
     ("podgroup-protection-controller", "GenericWorkload"),
     ("resourcepoolstatusrequest-controller", "DRAResourcePoolStatus"),
-    ("storage-version-migrator-controller", "StorageVersionMigrator"),
     ("storageversion-garbage-collector-controller", "StorageVersionAPI"),
 ];
 
@@ -77,9 +81,9 @@ const ALIASES: &[(&str, &str)] = &[
 /// Starts the controllers `names` selects, with the rules of `--controllers`: `*` is all, `name` one, `-name` all
 /// but that one; the first match for a controller decides. Returns the names that match no controller.
 pub fn start_all(context: &Context, names: &[&str]) -> Vec<String> {
-    let gates = &context.config.gates;
-    let off = GATED.iter().filter(|(_, gate)| !gates.enabled(gate));
-    for (name, gate) in off.filter(|(name, _)| is_named(name, names)) {
+    let is_off = |gate: &str| !context.config.feature_gates.enabled(gate);
+    let off: Vec<_> = WITH_GATE.iter().filter(|(_, gate)| is_off(gate)).collect();
+    for (name, gate) in GATED.iter().chain(off.iter().copied()).filter(|(name, _)| is_named(name, names)) {
         tracing::warn!(
             controller = name,
             gate,
@@ -90,7 +94,7 @@ pub fn start_all(context: &Context, names: &[&str]) -> Vec<String> {
         tracing::warn!(controller = name, "not started: it belongs to a cloud's own controller manager");
     }
     for entry in CONTROLLERS {
-        if is_enabled(entry.name, names) && gate_of(entry.name).is_none_or(|gate| gates.enabled(gate)) {
+        if is_enabled(entry.name, names) && off.iter().all(|(name, _)| *name != entry.name) {
             tracing::info!(controller = entry.name, "starting");
             (entry.start)(&context.acting_as(entry.identity));
         }
@@ -108,11 +112,6 @@ pub fn unknown(names: &[&str]) -> Vec<String> {
 pub fn selects_any(names: &[&str]) -> bool {
     let mut others = CONTROLLERS.iter().filter(|entry| !OF_THE_SERVER.contains(&entry.name));
     others.any(|entry| is_enabled(entry.name, names))
-}
-
-/// The gate without which a controller does not run.
-fn gate_of(controller: &str) -> Option<&'static str> {
-    GATED.iter().find(|(name, _)| *name == controller).map(|(_, gate)| *gate)
 }
 
 /// A name in today's form, and whether it turns its controller on.
@@ -189,6 +188,9 @@ mod tests {
         assert!(!is_known("deploymnet-controller"));
         for (name, _) in GATED {
             assert!(CONTROLLERS.iter().all(|entry| entry.name != *name), "{name} runs");
+        }
+        for (name, _) in WITH_GATE {
+            assert!(CONTROLLERS.iter().any(|entry| entry.name == *name), "{name} does not run");
         }
     }
 }

@@ -57,7 +57,7 @@ pub struct ServerOptions {
     /// Versions and resources to turn on or off: `api/beta=true,apps/v1/daemonsets=false`.
     #[arg(long, value_delimiter = ',', value_name = "KEY=BOOL", value_parser = parse_runtime_config)]
     pub runtime_config: Vec<(String, bool)>,
-    /// Features of the API server and of the controllers to turn on or off: `A=true,B=false`.
+    /// Features to turn on or off: `A=true,B=false`.
     #[arg(long, value_name = "GATES")]
     pub feature_gates: Option<FeatureGates>,
     /// Admission plugins to turn on beside those that are on by default.
@@ -388,6 +388,7 @@ impl ApiServerHandle {
             kubelet_client: certificates.kubelet_client,
             kubelet_addresses: standalone.kubelet_addresses().unwrap_or(usual.kubelet_addresses.clone()),
             runtime_config: options.runtime_config.iter().cloned().collect(),
+            feature_gates: options.feature_gates.clone().unwrap_or_default(),
             service_account_issuer: issuer.clone(),
             other_issuers: other_issuers.to_vec(),
             other_token_keys,
@@ -410,7 +411,6 @@ impl ApiServerHandle {
             proxy_client: certificates.proxy_client,
             serving: options.serving.to_serving()?,
             warns_of_inert: place.whole,
-            gates: options.feature_gates.clone().unwrap_or_default(),
             acted_on: place.acted_on,
             // As upstream, a server of its own has the metrics of a metrics-server that somebody installs.
             mounted: if place.whole {
@@ -438,7 +438,7 @@ impl ApiServerHandle {
             },
             ..usual
         };
-        config.gates.report();
+        config.feature_gates.report();
         let server = ApiServer::start(store, config).await?;
         server.run_until_stopped(files.follow(Arc::clone(&server), tls.clone(), loaded));
         let mut serving = JoinSet::new();
@@ -484,9 +484,9 @@ impl ApiServerHandle {
         let tokens = ferrite_pki::TokenSigner::new(&self.pki.service_account_key()?, issuer)?;
         Ok(ferrite_controllers::Config {
             root_ca: Some(self.pki.ca().to_owned()),
+            feature_gates: self.server.config().feature_gates.clone(),
             signers: ferrite_controllers::Signers::all(Arc::new(self.pki.authority()?)),
             tokens: Some(Arc::new(tokens)),
-            gates: self.server.config().gates.clone(),
             ..Default::default()
         })
     }

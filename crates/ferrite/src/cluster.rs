@@ -536,6 +536,7 @@ async fn start_others(
         insecure_registries: options.insecure_registry.clone(),
         systemd_cgroups: options.cgroup_driver == CgroupDriver::Systemd,
         resolv_conf: options.dns.resolv_conf.clone(),
+        feature_gates: options.server.feature_gates.as_ref().map(ToString::to_string).unwrap_or_default(),
     };
     machines.remember(&common)?;
     let wanted = usize::from(options.nodes.unwrap_or(1)).saturating_sub(1);
@@ -602,6 +603,7 @@ async fn start_own_kubelet(
             .image_credential_provider_config
             .clone()
             .zip(options.image_credential_provider_bin_dir.clone()),
+        feature_gates: options.server.feature_gates.clone().unwrap_or_default(),
     };
     let client = api.client(&user, &["system:nodes"]);
     start_kubelet(paths, node, kubelet, services, client, scope).await

@@ -303,6 +303,7 @@ async fn start_nodes(
         insecure_registries: options.insecure_registry.clone(),
         systemd_cgroups: options.cgroup_driver == CgroupDriver::Systemd,
         resolv_conf: options.dns.resolv_conf.clone(),
+        feature_gates: options.server.feature_gates.as_ref().map(ToString::to_string).unwrap_or_default(),
     })?;
     let first = match &options.node_name {
         Some(name) => name.clone(),

@@ -3,6 +3,7 @@
 use crate::apiserver::BoxError;
 use crate::paths::Paths;
 use ferrite_client::Scope;
+use ferrite_component::FeatureGates;
 use ferrite_cri::{ImageService, RuntimeService};
 use ferrite_kubelet::Kubelet;
 use ferrite_network::cni::{CniConfig, CniNetwork};
@@ -237,6 +238,7 @@ pub struct KubeletOptions {
     pub cgroup_driver: CgroupDriver,
     /// The configuration of credential provider plugins, and their programs.
     pub credential_providers: Option<(PathBuf, PathBuf)>,
+    pub feature_gates: FeatureGates,
 }
 
 pub async fn start_kubelet(
@@ -261,6 +263,7 @@ pub async fn start_kubelet(
         cluster_domain: node.domain.to_owned(),
         resolv_conf: node.resolv_conf.to_owned(),
         image_credential_providers: options.credential_providers,
+        feature_gates: options.feature_gates,
         node_ips: node.ips.iter().copied().collect(),
         ..ferrite_kubelet::Config::new(node.name, *node.ips.primary())
     };

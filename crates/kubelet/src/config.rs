@@ -9,6 +9,7 @@ use crate::logs::LogLimits;
 use crate::shutdown::ShutdownPeriod;
 use crate::topology::ResourceSettings;
 use ferrite_client::RateLimit;
+use ferrite_component::FeatureGates;
 use ferrite_cri::v1::CgroupDriver;
 use ferrite_pki::ServerTls;
 use k8s_openapi::api::core::v1::Taint;
@@ -74,6 +75,8 @@ pub struct Config {
     pub node_ips: Vec<IpAddr>,
     /// Pod directories and volumes live here.
     pub root_dir: PathBuf,
+    /// Features that are on or off.
+    pub feature_gates: FeatureGates,
     /// Local volumes that a provisioner asks for are made here; without it the node has none.
     pub local_volumes: Option<PathBuf>,
     /// Logs of pods, one directory per pod.
@@ -204,6 +207,7 @@ impl Config {
             node_name: node_name.into(),
             node_ips: vec![node_ip],
             root_dir: PathBuf::from("/var/lib/ferrite/kubelet"),
+            feature_gates: FeatureGates::default(),
             local_volumes: None,
             log_dir: PathBuf::from("/var/log/pods"),
             cgroup_root: "/ferrite".into(),

@@ -144,6 +144,7 @@ impl Kubelet {
             node_name: config.node_name.clone(),
             recorder: recorder.clone(),
             stats_period: config.volume_stats_period,
+            feature_gates: config.feature_gates.clone(),
         };
         let volumes = Volumes::new(places, client.clone(), objects.clone(), node.clone(), &scope);
         let accounts = Arc::new(ApiAccounts::new(client.clone(), volumes.tokens()));

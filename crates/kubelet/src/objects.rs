@@ -107,6 +107,11 @@ impl Objects {
         }
     }
 
+    /// Wakes pods when something changes that they use.
+    pub(crate) fn wake(&self) -> Wake {
+        self.wake.clone()
+    }
+
     /// The ConfigMap, or nothing when there is none. From now on the pod is woken when that changes.
     pub(crate) async fn config_map(
         &self,

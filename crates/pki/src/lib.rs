@@ -11,6 +11,7 @@ mod detached;
 mod files;
 mod request;
 mod sealed;
+mod stub_request;
 mod tls;
 mod token;
 
@@ -20,6 +21,7 @@ pub use detached::detached_signature;
 pub use files::{ClusterPki, NodePki, PkiError, SharedKeys, public_key_hash};
 pub use request::{NewRequest, Request};
 pub use sealed::{SealError, SealKey};
+pub use stub_request::{StubRequest, StubRequestError};
 pub use tls::{
     Handshake, NamedIdentity, ServerTls, anonymous_server_config, client_config, mutual_server_config,
     server_config, server_config_with, unverified_client_config, unverified_client_config_as,

@@ -472,13 +472,16 @@ fn preview_rows() -> Vec<Resource> {
         )
         .cluster()
         .off()
+        .gate("ClusterTrustBundle")
     };
     let candidates = |version| {
         Row::new("coordination.k8s.io", version, "LeaseCandidate", "leasecandidates", "leasecandidate").off()
     };
     vec![
-        bundles("v1alpha1").stored(CLUSTER_TRUST_BUNDLES).build(preview::CLUSTER_TRUST_BUNDLES),
-        bundles("v1beta1").build(preview::CLUSTER_TRUST_BUNDLES),
+        bundles("v1alpha1")
+            .stored(CLUSTER_TRUST_BUNDLES)
+            .build(certificates::clustertrustbundle::ClusterTrustBundles),
+        bundles("v1beta1").build(certificates::clustertrustbundle::ClusterTrustBundles),
         Row::new(
             "certificates.k8s.io",
             "v1beta1",
@@ -488,7 +491,8 @@ fn preview_rows() -> Vec<Resource> {
         )
         .status()
         .off()
-        .build(preview::POD_CERTIFICATE_REQUESTS),
+        .gate("PodCertificateRequest")
+        .build(certificates::podcertificaterequest::PodCertificateRequests),
         candidates("v1alpha2").stored(LEASE_CANDIDATES).build(preview::LEASE_CANDIDATES),
         candidates("v1beta1").build(preview::LEASE_CANDIDATES),
         Row::new(

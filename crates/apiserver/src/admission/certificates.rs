@@ -4,7 +4,7 @@ use super::{Attributes, Operation, Plugin};
 use crate::auth::Action;
 use crate::registry::View;
 use base64::Engine;
-use ferrite_api::Status;
+use ferrite_api::{Status, meta};
 use ferrite_json::{Value, json};
 
 const GROUP: &str = "certificates.k8s.io";
@@ -92,12 +92,25 @@ pub(super) static CLUSTER_TRUST_BUNDLE_ATTEST: OverSigner = OverSigner {
     verb: "attest",
     wanted: "attest for",
     signer: |attributes, object| {
-        attributes
-            .is(GROUP, "clustertrustbundles")
-            .then(|| signer(object))
-            .filter(|signer| !signer.is_empty())
+        let of_a_signer = attributes.is(GROUP, "clustertrustbundles") && !signer(object).is_empty();
+        // The garbage collector and storage migration change no bundle, and need no right over its signer.
+        let kept = attributes.old.is_some_and(|old| changes_only_ownership(object, old));
+        (of_a_signer && !kept).then(|| signer(object))
     },
 };
+
+/// True if a write changes owners, finalizers and field managers at most.
+fn changes_only_ownership(new: &Value, old: &Value) -> bool {
+    let strip = |object: &Value| {
+        let mut object = object.clone();
+        let metadata = meta::metadata_mut(&mut object);
+        for key in ["ownerReferences", "finalizers", "selfLink", "managedFields"] {
+            metadata.remove(key);
+        }
+        object
+    };
+    strip(new) == strip(old)
+}
 
 impl Plugin for OverSigner {
     fn name(&self) -> &'static str {

@@ -9,6 +9,8 @@ use ferrite_api::{Status, meta};
 use ferrite_json::Value;
 use std::collections::BTreeSet;
 
+mod pod_certificate;
+
 pub(super) struct NodeRestriction;
 
 const MIRROR: &str = "kubernetes.io/config.mirror";
@@ -25,6 +27,9 @@ impl Plugin for NodeRestriction {
         object: Option<&Value>,
     ) -> Result<(), Status> {
         let Some(node) = node::name(attributes.user) else { return Ok(()) };
+        if attributes.is_sub(pod_certificate::GROUP, pod_certificate::REQUESTS, attributes.subresource) {
+            return pod_certificate::validate(view, node, attributes, object);
+        }
         let problem =
             match (&*attributes.resource.group, &*attributes.resource.plural, attributes.subresource) {
                 ("", "pods", None) => pod(view, node, attributes, object),

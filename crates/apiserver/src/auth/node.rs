@@ -12,6 +12,9 @@ const ROLE: &str = "system:node";
 /// Where nodes renew their leases.
 pub(crate) const LEASES: &str = "kube-node-lease";
 
+const CERTIFICATES: &str = "certificates.k8s.io";
+const POD_CERTIFICATES: &str = "podcertificaterequests";
+
 /// The node a user is.
 pub(crate) fn name(user: &User) -> Option<&str> {
     user.name.strip_prefix("system:node:").filter(|name| !name.is_empty() && user.is_in("system:nodes"))
@@ -77,6 +80,11 @@ pub(super) fn decide(rbac: &Rbac, view: &View, node: &str, action: &Action) -> D
             _ => no("can only get, create, update, patch, or delete a CSINode"),
         },
         ("resource.k8s.io", "resourceslices") => slices(view, node, action),
+        // Without its feature gate, the server does not serve the resource.
+        (CERTIFICATES, POD_CERTIFICATES) if !view.serves(CERTIFICATES, POD_CERTIFICATES) => {
+            Decision::default()
+        }
+        (CERTIFICATES, POD_CERTIFICATES) => pod_certificates(view, node, action),
         _ => by_role(),
     }
 }
@@ -146,6 +154,28 @@ fn slices(view: &View, node: &str, action: &Action) -> Decision {
         _ => no(
             "only the following verbs are allowed for a ResourceSlice: get, watch, list, create, update, patch, delete, deletecollection",
         ),
+    }
+}
+
+/// Requests for certificates of the node's pods. Admission sees new ones, and restricts them further.
+fn pod_certificates(view: &View, node: &str, action: &Action) -> Decision {
+    let own = || {
+        let request = view.get(CERTIFICATES, POD_CERTIFICATES, &action.namespace, &action.name);
+        request.is_some_and(|request| request["spec"]["nodeName"] == node)
+    };
+    match action.verb.as_str() {
+        _ if !action.subresource.is_empty() => {
+            no("nodes may not access the status subresource of PodCertificateRequests")
+        }
+        "create" => allowed(),
+        "get" if action.name.is_empty() => no("No Object name found"),
+        "get" if own() => allowed(),
+        "get" => no(format!("no relationship found between node '{node}' and this object")),
+        "list" | "watch" => match action.selects("spec.nodeName") {
+            Some(name) if name == node => allowed(),
+            _ => no("can only list/watch podcertificaterequests with nodeName field selector"),
+        },
+        verb => no(format!("nodes may not {verb} podcertificaterequests")),
     }
 }
 

@@ -161,6 +161,7 @@ impl Registry {
         // Has no effect if admission has changed nothing. Values that admission sets are complete: they
         // need no defaults.
         metadata::merge_owners(&mut object, &write.options.warnings, metadata::OWNERS_ADMITTED);
+        self.drop_disabled(resource, &mut object, None);
         strategy.prepare_create(&mut object);
         if unlabelled {
             strategy.complete_default_labels(&mut object);

@@ -40,6 +40,7 @@ use crate::outbound::Outbound;
 use crate::request::Verb;
 use ferrite_api::Status;
 use ferrite_api::codec::{DecodeError, MAX_DEPTH, MAX_OBJECT_DEPTH};
+use ferrite_api::kinds::core::pod::gated::drop_disabled;
 use ferrite_api::resource::Resource;
 use ferrite_component::FeatureGates;
 use ferrite_component::steps::Timer;
@@ -104,6 +105,11 @@ pub(crate) struct View {
 }
 
 impl View {
+    /// True if a built-in resource is served.
+    pub fn serves(&self, group: &str, plural: &str) -> bool {
+        self.table.any_version(group, plural).is_some()
+    }
+
     pub fn get(&self, group: &str, plural: &str, namespace: &str, name: &str) -> Option<Arc<Value>> {
         let resource = self.table.any_version(group, plural)?;
         let key = stored::key(resource, namespace, name);
@@ -285,7 +291,7 @@ pub(crate) struct Registry {
     pub warns_of_inert: bool,
     /// Resources of which they are not, because an optional part acts on them.
     pub acted_on: &'static [&'static str],
-    pub gates: FeatureGates,
+    pub feature_gates: FeatureGates,
     pub rbac: Arc<Rbac>,
     pub store: Arc<Store>,
     /// The built-in resources, which never change.
@@ -325,7 +331,7 @@ impl Registry {
         Self {
             warns_of_inert: false,
             acted_on: &[],
-            gates: FeatureGates::default(),
+            feature_gates: FeatureGates::default(),
             rbac: Arc::new(Rbac::new(Arc::clone(&store), Arc::clone(&table), authorization)),
             store,
             tables: ResourceTables::new(Arc::clone(&table)),
@@ -468,9 +474,17 @@ impl Registry {
         }
     }
 
+    /// Drops fields of pods whose features are off.
+    fn drop_disabled(&self, resource: &Resource, new: &mut Value, old: Option<&Value>) {
+        let Some(place) = resource.strategy.pod_spec() else { return };
+        let Some(spec) = new.pointer_mut(place) else { return };
+        let old = old.and_then(|old| old.pointer(place));
+        drop_disabled(spec, old, |gate| self.feature_gates.enabled(gate));
+    }
+
     fn inert_warning(&self, resource: &Resource) -> Option<String> {
         let warns = self.warns_of_inert && !self.acted_on.contains(&&*resource.plural);
-        if warns { crate::inert::warning(resource, &self.gates) } else { None }
+        if warns { crate::inert::warning(resource, &self.feature_gates) } else { None }
     }
 
     /// The stored object, decoded.

@@ -5,7 +5,9 @@ use super::delete::held_by_spec;
 use super::stored::Written;
 use super::{Registry, Write, WriteStep, metadata, stored, unreadable};
 use crate::admission::{Attributes, Operation};
-use crate::auth::{Grant, check_claim_status, check_escalation, check_param_access, settled};
+use crate::auth::{
+    Grant, check_claim_status, check_escalation, check_param_access, check_pod_certificate_status, settled,
+};
 use crate::managed;
 use ferrite_api::field::{FieldError, Path};
 use ferrite_api::resource::Resource;
@@ -241,7 +243,10 @@ impl Registry {
             managed::on_write(resource, Some(old), new, update.write.options, update.subresource, now);
         }
         let prepare = |new: &mut Value| match update.subresource {
-            None => strategy.prepare_update(new, old),
+            None => {
+                self.drop_disabled(resource, new, Some(old));
+                strategy.prepare_update(new, old);
+            }
             Some("status") => strategy.prepare_status_update(new, old),
             Some(subresource) => strategy.prepare_subresource_update(subresource, new, old),
         };
@@ -287,6 +292,13 @@ impl Registry {
         errors.splice(0..0, checks::of_namespace(view, namespace, needed));
         if !errors.is_empty() {
             return Err(metadata::invalid(resource, update.name, &errors));
+        }
+        if update.subresource == Some("status") {
+            let grant = Grant { user, resource, namespace, requested: update.name, old: Some(old), new };
+            let refused = || check_pod_certificate_status(&self.rbac, view, &grant);
+            if let Some(error) = settled(&self.rbac, refused).await {
+                return Err(metadata::invalid(resource, update.name, &[error]));
+            }
         }
         if update.subresource.is_none() {
             let grant = Grant { user, resource, namespace, requested: update.name, old: Some(old), new };

@@ -8,6 +8,7 @@ mod allowed;
 mod asking;
 mod auditing;
 mod bounded;
+mod certified;
 mod compared;
 mod compared_further;
 mod converting;

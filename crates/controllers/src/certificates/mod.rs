@@ -3,14 +3,18 @@
 mod approve;
 mod clean;
 mod nodes;
+mod pod_requests;
 mod sign;
+mod trust_bundles;
 
 pub(crate) use approve::start as start_approving;
 pub(crate) use clean::start as start_cleaning;
 pub use nodes::NodeCertificates;
 pub(crate) use nodes::start as start_approving_nodes;
+pub(crate) use pod_requests::start as start_cleaning_pod_requests;
 pub use sign::Signers;
 pub(crate) use sign::start as start_signing;
+pub(crate) use trust_bundles::start as start_publishing;
 
 use ferrite_client::{is_conflict, is_not_found};
 use ferrite_pki::Request;

@@ -16,8 +16,8 @@ use crate::support::Cluster;
 const OBJECTS: usize = 620;
 
 async fn start() -> Cluster {
-    let gates = FeatureGates::parse("StorageVersionMigrator=true").unwrap();
-    Cluster::start_with(&[], Config { gates, ..Config::default() }).await
+    let feature_gates = FeatureGates::parse("StorageVersionMigrator=true").unwrap();
+    Cluster::start_with(&[], Config { feature_gates, ..Config::default() }).await
 }
 
 /// A definition whose objects are stored in the version `stored`.

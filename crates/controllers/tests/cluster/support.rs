@@ -56,7 +56,7 @@ impl Cluster {
         let server_config = ServerConfig {
             service_ranges: vec![ferrite_api::Cidr::parse("10.96.0.0/16").unwrap()],
             mounted,
-            gates: config.gates.clone(),
+            feature_gates: config.feature_gates.clone(),
             // Kinds that are off by default take effect with their gates.
             runtime_config: [("storagemigration.k8s.io/v1beta1".to_owned(), true)].into(),
             ..ServerConfig::new("192.0.2.1:6443".parse().unwrap())

@@ -20,6 +20,7 @@ use crate::status::State;
 use crate::up::{check_machine, create_private};
 use bootstrap::{Joining, Member, Target};
 use ferrite_client::{Api, Backoff, Change, Informer, ListSelector, Scope, message_of};
+use ferrite_component::FeatureGates;
 use ferrite_network::{Addresses, Bridge, BridgeConfig, Cidrs, Encapsulation, IpFamily, RouterConfig};
 use k8s_openapi::api::core::v1::Node;
 use network::LateNetwork;
@@ -90,6 +91,9 @@ pub struct Agent {
     /// The maker of cgroups: the kubelet and the runtime themselves, or systemd on their behalf.
     #[arg(long, value_enum, default_value_t, value_name = "DRIVER")]
     cgroup_driver: CgroupDriver,
+    /// Features of the kubelet to turn on or off: `A=true,B=false`.
+    #[arg(long, value_name = "GATES")]
+    feature_gates: Option<FeatureGates>,
     /// Write messages to the log in the data directory, which is rotated.
     #[arg(long)]
     log_to_file: bool,
@@ -214,6 +218,7 @@ impl Agent {
             tls: member.serving.clone(),
             cgroup_driver: driver,
             credential_providers: None,
+            feature_gates: self.feature_gates.clone().unwrap_or_default(),
         };
         let services = Services { runtime: embedded.runtime.clone(), images: embedded.runtime.clone() };
         let kubelet =

@@ -353,8 +353,8 @@ impl KubeControllerManager {
         };
         Ok(Config {
             node_cidrs,
-            gates: self.alone.feature_gates.clone().unwrap_or_default(),
             root_ca: self.root_ca_file.as_deref().map(read).transpose()?,
+            feature_gates: self.alone.feature_gates.clone().unwrap_or_default(),
             signers: self.signing.signers()?,
             signing_duration: self.signing.cluster_signing_duration.0,
             legacy_token_period: jiff::SignedDuration::try_from(

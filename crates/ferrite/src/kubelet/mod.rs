@@ -311,6 +311,7 @@ fn config(
         },
         node_ips: node_ips.iter().copied().collect(),
         image_verification: image_verification(settings)?,
+        feature_gates: gates,
         ..Config::new(name, *node_ips.primary())
     })
 }

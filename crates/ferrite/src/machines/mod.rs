@@ -35,6 +35,9 @@ pub struct MachineOptions {
     pub insecure_registries: Vec<String>,
     pub systemd_cgroups: bool,
     pub resolv_conf: PathBuf,
+    /// Feature gates of the kubelets: `A=true,B=false`.
+    #[serde(default)]
+    pub feature_gates: String,
 }
 
 /// The programs that a machine is for.
@@ -342,6 +345,9 @@ impl Machines {
         }
         if options.systemd_cgroups {
             command.args(["--cgroup-driver", "systemd"]);
+        }
+        if !options.feature_gates.is_empty() {
+            command.args(["--feature-gates", &options.feature_gates]);
         }
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         holder::enter(&mut command, holder)?;

@@ -33,6 +33,7 @@ mod lifecycle;
 mod network;
 mod newcomer;
 mod nodes;
+mod pod_certificates;
 mod pods;
 mod proxy;
 mod registry;

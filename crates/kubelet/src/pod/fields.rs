@@ -464,12 +464,34 @@ const TABLE: &[(&str, &[Row])] = &[
     (
         "VolumeProjection",
         &[
-            ("clusterTrustBundle", Refused("pod/unsupported", "FailedMount")),
+            ("clusterTrustBundle", Acted("volumes/trust_bundles")),
             ("configMap", Acted("volumes/mod")),
             ("downwardAPI", Acted("volumes/mod")),
-            ("podCertificate", Refused("pod/unsupported", "FailedMount")),
+            ("podCertificate", Acted("volumes/pod_certificate/mod")),
             ("secret", Acted("volumes/mod")),
             ("serviceAccountToken", Acted("volumes/token")),
+        ],
+    ),
+    (
+        "ClusterTrustBundleProjection",
+        &[
+            ("labelSelector", Acted("volumes/trust_bundles")),
+            ("name", Acted("volumes/trust_bundles")),
+            ("optional", Acted("volumes/trust_bundles")),
+            ("path", Acted("volumes/projected")),
+            ("signerName", Acted("volumes/trust_bundles")),
+        ],
+    ),
+    (
+        "PodCertificateProjection",
+        &[
+            ("certificateChainPath", Acted("volumes/projected")),
+            ("credentialBundlePath", Acted("volumes/projected")),
+            ("keyPath", Acted("volumes/projected")),
+            ("keyType", Acted("volumes/pod_certificate/mod")),
+            ("maxExpirationSeconds", Acted("volumes/pod_certificate/mod")),
+            ("signerName", Acted("volumes/pod_certificate/mod")),
+            ("userAnnotations", Acted("volumes/pod_certificate/mod")),
         ],
     ),
     (

@@ -32,7 +32,6 @@ mod static_tests;
 pub(crate) mod status;
 pub(crate) mod table;
 mod terminate;
-mod unsupported;
 mod worker;
 mod writer;
 

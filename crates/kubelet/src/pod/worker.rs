@@ -63,8 +63,6 @@ pub(super) enum SyncError {
     Runtime(#[from] ferrite_cri::Error),
     #[error("{0}")]
     Sandbox(#[from] SandboxError),
-    #[error("{0}")]
-    Unsupported(#[from] super::unsupported::Unsupported),
     #[error("prepare dynamic resources: {0}")]
     Prepare(crate::claims::ClaimError),
     #[error("unprepare dynamic resources: {0}")]
@@ -237,13 +235,7 @@ impl Worker {
                 Err(e) => {
                     let delay = retry.next_delay();
                     tracing::warn!(pod = %self.id, error = %e, "pod sync failed; will try again");
-                    if !matches!(
-                        e,
-                        SyncError::Volume(_)
-                            | SyncError::Network(_)
-                            | SyncError::Unsupported(_)
-                            | SyncError::Prepare(_)
-                    ) {
+                    if !matches!(e, SyncError::Volume(_) | SyncError::Network(_) | SyncError::Prepare(_)) {
                         let message = format!("error determining status: {e}");
                         self.context.event(desired.pod(), EventType::Warning, "FailedSync", message);
                     }
@@ -313,10 +305,6 @@ impl Worker {
                 context.event(pod, EventType::Warning, "NetworkNotReady", error.to_string());
                 return Err(error);
             }
-        }
-        if let Some(unsupported) = super::unsupported::find(pod) {
-            context.event(pod, EventType::Warning, unsupported.reason(), unsupported.to_string());
-            return Err(unsupported.into());
         }
         self.ensure_cgroup(pod, &runtime).await?;
         self.ensure_volumes(pod).await?;

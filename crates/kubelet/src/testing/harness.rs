@@ -168,6 +168,7 @@ impl Harness {
                     node_name: "node".into(),
                     recorder: recorder.clone(),
                     stats_period: Some(Duration::from_secs(60)),
+                    feature_gates: Default::default(),
                 },
                 client.clone(),
                 objects.clone(),

@@ -112,7 +112,7 @@ fn fill(target: &Dir, stamp: &OsStr, payload: &Payload, group: Option<u32>) -> i
 fn put(dir: &Dir, name: &str, file: &File, group: Option<u32>) -> io::Result<()> {
     let mut out = dir.create_file(name)?;
     out.write_all(&file.data)?;
-    fchown(&out, None, group)?;
+    fchown(&out, file.user, group)?;
     out.set_permissions(Permissions::from_mode(file_mode(file.mode, group)))
 }
 
@@ -158,7 +158,8 @@ fn is_same(target: &Dir, name: &OsStr, payload: &Payload, group: Option<u32>) ->
         let dir = target.open_dir(name)?;
         for (path, file) in payload {
             let stat = dir.stat_path(path)?;
-            let owned = group.is_none_or(|group| stat.st_gid == group);
+            let owned =
+                group.is_none_or(|group| stat.st_gid == group) && file.user.unwrap_or(0) == stat.st_uid;
             // One byte more than expected shows a file that is too long.
             let same = owned
                 && stat.st_mode & 0o777 == file_mode(file.mode, group)

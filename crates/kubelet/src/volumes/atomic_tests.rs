@@ -3,10 +3,7 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};
 
 fn payload(files: &[(&str, &str)]) -> Payload {
-    files
-        .iter()
-        .map(|(path, data)| (path.to_string(), File { data: data.as_bytes().to_vec(), mode: 0o644 }))
-        .collect()
+    files.iter().map(|(path, data)| (path.to_string(), File::new(data.as_bytes().to_vec(), 0o644))).collect()
 }
 
 fn names(dir: &Path) -> BTreeSet<String> {

@@ -22,10 +22,12 @@ mod nfs;
 mod ownership;
 mod payload;
 mod plugins;
+mod pod_certificate;
 mod projected;
 mod secret;
 pub(crate) mod stats;
 mod token;
+mod trust_bundles;
 
 #[cfg(test)]
 pub(crate) use kernel::remove_tree;
@@ -37,11 +39,13 @@ use crate::objects::{ObjectError, Objects};
 use crate::pod::model::{self, PodContainer, PodId};
 use csi::{Csi, CsiError};
 use ferrite_client::{EventRecorder, Informer, Scope};
+use ferrite_component::FeatureGates;
 use ferrite_cri::v1::{Device, ImageSpec, Mount, MountPropagation};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod, Volume, VolumeMount};
 use payload::PayloadError;
 use plugins::SetUp;
+use pod_certificate::{PodCertificates, PodCertificatesConfig};
 use stats::{Measure, MeasuredVolume, VolumeStats};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -50,6 +54,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
+use trust_bundles::TrustBundles;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SourceError {
@@ -63,6 +68,10 @@ pub(crate) enum SourceError {
     HostPath(#[from] host_path::HostPathError),
     #[error(transparent)]
     Token(#[from] TokenError),
+    #[error(transparent)]
+    TrustBundle(#[from] trust_bundles::TrustBundleError),
+    #[error(transparent)]
+    PodCertificate(#[from] pod_certificate::PodCertificateError),
     #[error(transparent)]
     Claim(#[from] claim::ClaimError),
     #[error(transparent)]
@@ -167,6 +176,7 @@ pub(crate) struct VolumesConfig {
     pub recorder: EventRecorder,
     /// Interval at which the space in volumes is measured; none: never.
     pub stats_period: Option<Duration>,
+    pub feature_gates: FeatureGates,
 }
 
 pub(crate) struct Volumes {
@@ -175,6 +185,8 @@ pub(crate) struct Volumes {
     client: kube::Client,
     objects: Arc<Objects>,
     tokens: Arc<Tokens>,
+    trust_bundles: TrustBundles,
+    pod_certificates: PodCertificates,
     limits: NodeLimits,
     node: Informer<Node>,
     csi: Csi,
@@ -191,9 +203,20 @@ impl Volumes {
         node: Informer<Node>,
         scope: &Scope,
     ) -> Self {
-        let VolumesConfig { root, local_volumes, limits, node_name, recorder, stats_period } = config;
+        let VolumesConfig { root, local_volumes, limits, node_name, recorder, stats_period, feature_gates } =
+            config;
         let stats = VolumeStats::new(stats_period);
         let tokens = Arc::new(Tokens::new(client.clone()));
+        let is_on = |gate: &str| feature_gates.enabled(gate);
+        let trust_bundles =
+            TrustBundles::new(is_on("ClusterTrustBundleProjection"), client.clone(), scope, objects.wake());
+        let certificates = PodCertificatesConfig {
+            enabled: is_on("PodCertificateRequest"),
+            node_name: node_name.clone(),
+            recorder: recorder.clone(),
+            wake: objects.wake(),
+        };
+        let pod_certificates = PodCertificates::new(certificates, client.clone(), node.clone(), scope);
         let csi = Csi::new(&root, &node_name, client.clone(), tokens.clone(), recorder, node.clone(), scope);
         Self {
             root,
@@ -201,6 +224,8 @@ impl Volumes {
             client,
             objects,
             tokens,
+            trust_bundles,
+            pod_certificates,
             limits,
             node,
             csi,
@@ -377,6 +402,8 @@ impl Volumes {
         self.stats.forget(uid);
         self.csi.unpublish(uid).await?;
         self.tokens.forget(uid);
+        self.trust_bundles.forget(uid);
+        self.pod_certificates.forget(uid);
         self.objects.release(uid);
         let dir = self.pod_dir(uid);
         let removed = tokio::task::spawn_blocking(move || kernel::remove_tree(&dir)).await;

@@ -8,6 +8,14 @@ use std::collections::BTreeMap;
 pub(crate) struct File {
     pub data: Vec<u8>,
     pub mode: u32,
+    /// The file's owner; root without one.
+    pub user: Option<u32>,
+}
+
+impl File {
+    pub(crate) fn new(data: Vec<u8>, mode: u32) -> Self {
+        Self { data, mode, user: None }
+    }
 }
 
 /// Files by their path beneath the volume.
@@ -38,14 +46,14 @@ pub(crate) fn from_data(
     let mut payload = Payload::new();
     let Some(items) = items.filter(|i| !i.is_empty()) else {
         for (key, value) in data {
-            payload.insert(checked(key)?, File { data: value.clone(), mode: default_mode });
+            payload.insert(checked(key)?, File::new(value.clone(), default_mode));
         }
         return Ok(payload);
     };
     for item in items {
         match data.get(&item.key) {
             Some(value) => {
-                let file = File { data: value.clone(), mode: mode(item.mode, default_mode) };
+                let file = File::new(value.clone(), mode(item.mode, default_mode));
                 payload.insert(checked(&item.path)?, file);
             }
             None if optional => {}
@@ -71,7 +79,7 @@ pub(crate) fn from_fields(
         } else {
             continue;
         };
-        let file = File { data: text.into_bytes(), mode: mode(item.mode, default_mode) };
+        let file = File::new(text.into_bytes(), mode(item.mode, default_mode));
         payload.insert(checked(&item.path)?, file);
     }
     Ok(payload)

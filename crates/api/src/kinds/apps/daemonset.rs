@@ -21,6 +21,10 @@ const TEMPLATE_GENERATION: &str = "deprecated.daemonset.template.generation";
 pub(in crate::kinds) struct DaemonSets;
 
 impl Strategy for DaemonSets {
+    fn pod_spec(&self) -> Option<&'static str> {
+        Some("/spec/template/spec")
+    }
+
     fn conversion_problem(&self, object: &Value) -> Option<String> {
         let text = object["metadata"]["annotations"][TEMPLATE_GENERATION].as_str()?;
         let why = match text.parse::<i64>().err()?.kind() {

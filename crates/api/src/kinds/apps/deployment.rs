@@ -16,6 +16,10 @@ use jiff::Timestamp;
 pub(in crate::kinds) struct Deployments;
 
 impl Strategy for Deployments {
+    fn pod_spec(&self) -> Option<&'static str> {
+        Some("/spec/template/spec")
+    }
+
     fn reset_fields(&self, subresource: Option<&str>) -> Option<&'static [&'static str]> {
         (subresource == Some("status")).then_some(&["spec", "metadata.labels"])
     }

@@ -32,6 +32,10 @@ const MUTABLE: &[&str] = &[
 pub(in crate::kinds) struct StatefulSets;
 
 impl Strategy for StatefulSets {
+    fn pod_spec(&self) -> Option<&'static str> {
+        Some("/spec/template/spec")
+    }
+
     fn default(&self, object: &mut Value) {
         let spec = ensure_object(object, "spec");
         default_text(spec, "podManagementPolicy", "OrderedReady");

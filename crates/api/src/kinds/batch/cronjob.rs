@@ -20,6 +20,10 @@ const NAME_MAX: usize = 52;
 pub(in crate::kinds) struct CronJobs;
 
 impl Strategy for CronJobs {
+    fn pod_spec(&self) -> Option<&'static str> {
+        Some("/spec/jobTemplate/spec/template/spec")
+    }
+
     fn status_metadata_use(&self) -> MetadataUse {
         MetadataUse::Nothing
     }

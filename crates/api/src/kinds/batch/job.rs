@@ -39,6 +39,10 @@ fn default_labels(object: &mut Value) {
 }
 
 impl Strategy for Jobs {
+    fn pod_spec(&self) -> Option<&'static str> {
+        Some("/spec/template/spec")
+    }
+
     fn metadata_use(&self) -> MetadataUse {
         MetadataUse::Everything
     }

@@ -1,6 +1,5 @@
 //! CertificateSigningRequests.
 
-use super::pem;
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::common::access::{
     clear_status, ensure_object, keep, keep_metadata, list, list_mut, present, strings, text,
@@ -9,6 +8,7 @@ use crate::kinds::common::cell;
 use crate::kinds::common::check::repeated;
 use crate::kinds::common::row::{NAME, shown};
 use crate::meta_validation::{dns1123_label, dns1123_subdomain};
+use crate::pem;
 use crate::resource::{Column, MetadataUse, Strategy};
 use crate::table::{NONE, duration};
 use base64::Engine;

@@ -1,4 +1,6 @@
 //! Kinds of `certificates.k8s.io`.
 
 pub(super) mod certificatesigningrequest;
-pub(super) mod pem;
+pub(super) mod clustertrustbundle;
+mod key;
+pub(super) mod podcertificaterequest;

@@ -54,16 +54,6 @@ impl Strategy for Preview {
         StatusUse::WithMetadata
     }
 
-    fn validate_name(&self, name: &str) -> Vec<String> {
-        // A bundle's name begins with its signer's, with colons for slashes.
-        match name.rsplit_once(':') {
-            Some((_, own)) if self.selectable == ["spec.signerName"] => {
-                crate::meta_validation::dns1123_subdomain(own)
-            }
-            _ => crate::meta_validation::dns1123_subdomain(name),
-        }
-    }
-
     fn generation_fields(&self) -> &'static [&'static str] {
         self.generation
     }
@@ -119,38 +109,6 @@ impl Strategy for Preview {
             .collect()
     }
 }
-
-pub(in crate::kinds) const CLUSTER_TRUST_BUNDLES: Preview = Preview {
-    selectable: &["spec.signerName"],
-    generation: &[],
-    ..Preview::named(const { &[NAME, shown("SignerName")] }, &[Cell::Text("/spec/signerName")])
-};
-
-pub(in crate::kinds) const POD_CERTIFICATE_REQUESTS: Preview = Preview {
-    status_resets: &["spec"],
-    selectable: &["spec.nodeName", "spec.podName", "spec.signerName"],
-    ..Preview::named(
-        const {
-            &[
-                NAME,
-                shown("PodName"),
-                shown("ServiceAccountName"),
-                shown("NodeName"),
-                shown("SignerName"),
-                shown("State"),
-                shown("UnverifiedUserAnnotations"),
-            ]
-        },
-        &[
-            Cell::Text("/spec/podName"),
-            Cell::Text("/spec/serviceAccountName"),
-            Cell::Text("/spec/nodeName"),
-            Cell::Text("/spec/signerName"),
-            Cell::Condition(&[("Issued", "Issued"), ("Denied", "Denied"), ("Failed", "Failed")], "Pending"),
-            Cell::Keys("/spec/unverifiedUserAnnotations"),
-        ],
-    )
-};
 
 pub(in crate::kinds) const LEASE_CANDIDATES: Preview = Preview {
     generation: &[],

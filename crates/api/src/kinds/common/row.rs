@@ -121,6 +121,12 @@ impl Row {
         self
     }
 
+    /// Served only if this feature gate is on.
+    pub(in crate::kinds) fn gate(mut self, gate: &'static str) -> Self {
+        self.0.hooks.gate = Some(gate);
+        self
+    }
+
     /// With the `status` subresource and no other.
     pub(in crate::kinds) fn status(self) -> Self {
         self.subresources(&[sub("status", GET_PATCH_UPDATE)])

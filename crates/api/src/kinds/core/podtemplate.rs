@@ -12,6 +12,10 @@ use jiff::Timestamp;
 pub(in crate::kinds) struct PodTemplates;
 
 impl Strategy for PodTemplates {
+    fn pod_spec(&self) -> Option<&'static str> {
+        Some("/template/spec")
+    }
+
     fn default(&self, object: &mut Value) {
         workload::default_template(object);
     }

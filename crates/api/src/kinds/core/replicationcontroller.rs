@@ -14,6 +14,10 @@ use jiff::Timestamp;
 pub(in crate::kinds) struct ReplicationControllers;
 
 impl Strategy for ReplicationControllers {
+    fn pod_spec(&self) -> Option<&'static str> {
+        Some("/spec/template/spec")
+    }
+
     fn default(&self, object: &mut Value) {
         let spec = ensure_object(object, "spec");
         default_field(spec, "replicas", 1);

@@ -37,6 +37,15 @@ fn overlay(object: &mut Value, changes: &Value) {
     }
 }
 
+/// An authority's certificate, as PEM.
+pub(in crate::kinds) fn authority() -> String {
+    format!("-----BEGIN CERTIFICATE-----\n{AUTHORITY}\n-----END CERTIFICATE-----\n")
+}
+
+const AUTHORITY: &str = "MIIBLjCB4aADAgECAhRpAuRf8Zs6x60mse/UVE0t9TCYozAFBgMrZXAwDDEKMAgGA1UEAwwBYTAgFw0yNjExMTgxNjI4MjBaGA8yMTI2MTAyNTE2MjgyMFowDDEKMAgGA1UEAwwBYTAqMAUGAytlcAMhAGcdTddqnuasNGrzmjPLxGp5Ud3z2DF5ygtvHpUixxyUo1MwUTAdBgNVHQ4EFgQUellIG7fSaZbTPwj4WG+sS4Cl2C8wHwYDVR0jBBgwFoAUellIG7fSaZbTPwj4WG+sS4Cl2C8wDwYDVR0TAQH/BAUwAwEB/zAFBgMrZXADQQBvmxjkC1yFwpdgXq0o5GY8M0hnaOVmIqA1rHBv7dZQ7gnWC5kYHJXGo9gXdKeGVJ1ssCTDtqo4iH6VwWC/0mgH";
+/// A PKCS#10 request that has nothing but a key.
+const EMPTY_REQUEST: &str = "MH8wMwIBADAAMCowBQYDK2VwAyEAZx1N12qe5qw0avOaM8vEanlR3fPYMXnKC28elSLHHJSgADAFBgMrZXADQQA6z4R9qzS989AWS3lHCZ+q42FWaSyxJfzhqMhZ0a+FuRautM2fy7nrAqibJwu0IJDyO/ZUA9MKVB+Qh+FmYoYA";
+
 fn minimal(kind: &str) -> Value {
     let template =
         json!({"metadata": {"labels": {"app": "a"}}, "spec": {"containers": [{"name": "c", "image": "i"}]}});
@@ -50,6 +59,12 @@ fn minimal(kind: &str) -> Value {
     let request = "LS0tLS1CRUdJTiBDRVJUSUZJQ0FURSBSRVFVRVNULS0tLS0KQUFBQQotLS0tLUVORCBDRVJUSUZJQ0FURSBSRVFVRVNULS0tLS0K";
     let mut object = match kind {
         "Pod" => json!({"spec": template["spec"]}),
+        "ClusterTrustBundle" => json!({"spec": {"trustBundle": authority()}}),
+        "PodCertificateRequest" => {
+            json!({"spec": {"signerName": "example.com/s", "podName": "p", "podUID": "1",
+            "serviceAccountName": "s", "serviceAccountUID": "2", "nodeName": "n", "nodeUID": "3",
+            "maxExpirationSeconds": 3600, "stubPKCS10Request": EMPTY_REQUEST}})
+        }
         "Deployment" | "ReplicaSet" | "DaemonSet" | "StatefulSet" => workload,
         "ReplicationController" => json!({"spec": {"selector": {"app": "a"}, "template": template}}),
         "PodTemplate" => json!({"template": template}),

@@ -240,7 +240,16 @@ fn volumes_with_conditions() {
                 "spec.volumes[0].projected.sources[0].serviceAccountToken: Forbidden: must not be specified when serviceAccountName is not set".to_owned(),
             ],
         ),
-        (volume(json!({"projected": {"sources": [{"clusterTrustBundle": {}}, {"podCertificate": {}}]}})), vec![]),
+        (
+            volume(json!({"projected": {"sources": [{"clusterTrustBundle": {}}, {"podCertificate": {}}]}})),
+            vec![
+                "spec.volumes[0].projected.sources[0].clusterTrustBundle: Required value: either name or signerName must be specified".to_owned(),
+                "spec.volumes[0].projected.sources[0].clusterTrustBundle.path: Required value".to_owned(),
+                "spec.volumes[0].projected.sources[1].podCertificate.signerName: Required value".to_owned(),
+                "spec.volumes[0].projected.sources[1].podCertificate.keyType: Unsupported value: \"\": supported values: \"RSA3072\", \"RSA4096\", \"ECDSAP256\", \"ECDSAP384\", \"ECDSAP521\", \"ED25519\"".to_owned(),
+                "spec.volumes[0].projected.sources[1].podCertificate: Required value: specify at least one of credentialBundlePath, keyPath, and certificateChainPath".to_owned(),
+            ],
+        ),
         (
             volume(json!({"configMap": {"name": "c", "items": [{"key": "k", "path": ".."}]}})),
             vec![

@@ -61,16 +61,9 @@ pub fn default_spec(spec: &mut Value) {
     }
 }
 
-/// Drops fields of features that are off.
+/// Drops fields of features that cannot be turned on.
 fn drop_disabled(spec: &mut Value) {
     remove(spec, "schedulingGroup");
-    for volume in list_mut(spec, "volumes") {
-        let Some(projected) = object_mut(volume, "projected") else { continue };
-        for source in list_mut(projected, "sources") {
-            remove(source, "clusterTrustBundle");
-            remove(source, "podCertificate");
-        }
-    }
     for kind in ["initContainers", "containers"] {
         for container in list_mut(spec, kind) {
             let Some(lifecycle) = object_mut(container, "lifecycle") else { continue };

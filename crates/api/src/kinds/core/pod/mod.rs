@@ -4,6 +4,7 @@ mod annotations;
 mod containers;
 pub mod defaults;
 mod env;
+pub mod gated;
 mod handlers;
 mod mounts;
 mod os;
@@ -37,6 +38,10 @@ use jiff::Timestamp;
 pub(in crate::kinds) struct Pods;
 
 impl Strategy for Pods {
+    fn pod_spec(&self) -> Option<&'static str> {
+        Some("/spec")
+    }
+
     fn reset_fields(&self, subresource: Option<&str>) -> Option<&'static [&'static str]> {
         (subresource == Some("status")).then_some(&[
             "spec",

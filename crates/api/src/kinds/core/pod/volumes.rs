@@ -5,6 +5,8 @@ use super::defaults::VOLUME_SOURCES;
 use super::env::validate_downward_items;
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::certificates::certificatesigningrequest::validate_signer_name;
+use crate::kinds::certificates::clustertrustbundle::name_problems;
+use crate::kinds::certificates::podcertificaterequest::{SECONDS_MIN, longest, validate_user_annotations};
 use crate::kinds::common::access::{int, list, object, present, text};
 use crate::kinds::common::check::{complaints, one_of_if_set};
 use crate::kinds::common::volume_source::{ISCSI_NAME_MAX, PORTAL_TOO_LONG, validate_iscsi};
@@ -343,20 +345,17 @@ fn validate_token(source: &Value, path: &Path, volume: &Path) -> FieldErrors {
 /// A certificate that is asked for in the pod's name.
 fn validate_pod_certificate(source: &Value, path: &Path) -> FieldErrors {
     const KEYS: &[&str] = &["RSA3072", "RSA4096", "ECDSAP256", "ECDSAP384", "ECDSAP521", "ED25519"];
-    const SHORTEST: i64 = 3600;
     let signer = text(source, "signerName");
     let mut errors = validate_signer_name(signer, &path.child("signerName"));
+    errors.extend(validate_user_annotations(&source["userAnnotations"], &path.child("userAnnotations")));
     let key = text(source, "keyType");
     if !KEYS.contains(&key) {
         errors.push(FieldError::not_supported(&path.child("keyType"), key, KEYS));
     }
     if let Some(seconds) = source["maxExpirationSeconds"].as_i64() {
         let path = path.child("maxExpirationSeconds");
-        // Upstream's own signers give a day, others three months.
-        let domain = signer.split('/').next().unwrap_or_default();
-        let of_kubernetes = format!(".{domain}").ends_with(".kubernetes.io");
-        let longest = if of_kubernetes { 86_400 } else { 91 * 86_400 };
-        if seconds < SHORTEST {
+        let longest = longest(signer);
+        if seconds < SECONDS_MIN {
             errors.push(FieldError::invalid(
                 &path,
                 seconds,
@@ -381,8 +380,9 @@ fn validate_trust_bundle(source: &Value, path: &Path) -> FieldErrors {
             if name.is_empty() {
                 errors.push(FieldError::required(&path.child("name"), "must be a valid object name"));
             }
-            let own = name.rsplit(':').next().unwrap_or_default();
-            errors.extend(dns1123_subdomain(own).into_iter().map(|why| {
+            let signer =
+                name.rsplit_once(':').map(|(signer, _)| signer.replace(':', "/")).unwrap_or_default();
+            errors.extend(name_problems(name, &signer).into_iter().map(|why| {
                 FieldError::invalid(
                     &path.child("name"),
                     name,

@@ -1,6 +1,6 @@
 //! Checks that a certificate and a private key belong together, in the words of Go's `tls.X509KeyPair`.
 
-use crate::kinds::certificates::pem;
+use crate::pem;
 use ring::signature::{Ed25519KeyPair, KeyPair};
 use std::borrow::Cow;
 use thiserror::Error;

@@ -1,16 +1,18 @@
-//! Reads PEM as Go does: text between blocks, and broken blocks, are skipped.
+//! Reads and writes PEM as Go does: text between blocks, and broken blocks, are skipped.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
-pub(in crate::kinds) struct Block {
+/// One block of a text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Block {
     pub kind: String,
     pub has_headers: bool,
     pub content: Vec<u8>,
 }
 
 /// The blocks of a text, in their order.
-pub(in crate::kinds) fn blocks(bytes: &[u8]) -> Vec<Block> {
+pub fn blocks(bytes: &[u8]) -> Vec<Block> {
     let text = String::from_utf8_lossy(bytes);
     let mut lines = text.lines().map(str::trim_end);
     let mut blocks = Vec::new();
@@ -40,8 +42,23 @@ pub(in crate::kinds) fn blocks(bytes: &[u8]) -> Vec<Block> {
     blocks
 }
 
+/// The text of a block, with lines of 64 characters as Go writes them.
+pub fn encode(kind: &str, content: &[u8]) -> String {
+    let encoded = STANDARD.encode(content);
+    let mut text = format!("-----BEGIN {kind}-----\n");
+    let mut rest = encoded.as_str();
+    while !rest.is_empty() {
+        let (line, after) = rest.split_at(rest.len().min(64));
+        text.push_str(line);
+        text.push('\n');
+        rest = after;
+    }
+    text.push_str(&format!("-----END {kind}-----\n"));
+    text
+}
+
 /// True if bytes are whole DER sequences, as certificates are.
-pub(in crate::kinds) fn is_sequences(mut bytes: &[u8]) -> bool {
+pub(crate) fn is_sequences(mut bytes: &[u8]) -> bool {
     const SEQUENCE: u8 = 0x30;
     while let [tag, first, rest @ ..] = bytes {
         let (length, rest) = match *first {
@@ -65,7 +82,18 @@ pub(in crate::kinds) fn is_sequences(mut bytes: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{blocks, is_sequences};
+    use super::{blocks, encode, is_sequences};
+
+    #[test]
+    fn a_written_block_is_read_again() {
+        for length in [0, 1, 48, 49, 200] {
+            let content = vec![7; length];
+            let text = encode("CERTIFICATE", &content);
+            let found = blocks(text.as_bytes());
+            assert_eq!((found.len(), &found[0].content), (1, &content), "{text}");
+            assert!(text.lines().all(|line| line.len() <= 64), "{text}");
+        }
+    }
 
     #[test]
     fn broken_blocks_are_passed_over() {
