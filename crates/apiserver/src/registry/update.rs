@@ -102,7 +102,7 @@ impl Registry {
                 new.clone_from(&old);
             }
             if update.write.options.dry_run {
-                return Ok(new.into());
+                return Ok(Written::from(new).reread(resource));
             }
             let finished = is_finished(resource, &new);
             let encoded = self.encode(resource, &new).await?;
@@ -130,7 +130,7 @@ impl Registry {
                         let uid = meta::uid(&new);
                         self.record(&update.write, WriteStep { verb, name, uid, timer, admitted, revision });
                     }
-                    return Ok(Written::stored(Some(new), encoded, revision));
+                    return Ok(Written::stored(Some(new), encoded, revision).reread(resource));
                 }
                 // Another writer was faster. The change is made again on the present object; one that names
                 // a version then fails its precondition.
