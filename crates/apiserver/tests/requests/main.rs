@@ -10,6 +10,7 @@ mod auditing;
 mod bounded;
 mod compared;
 mod compared_further;
+mod compared_shapes;
 mod converting;
 mod custom;
 mod deleting;
