@@ -274,7 +274,8 @@ impl FieldError {
             }
             Problem::TooLong { max } => detail(format!("Too long: may not be more than {max} bytes")),
             Problem::TooMany { actual, max } => {
-                detail(format!("Too many: {actual}: must have at most {max} items"))
+                let items = if *max == 1 { "item" } else { "items" };
+                detail(format!("Too many: {actual}: must have at most {max} {items}"))
             }
         }
     }

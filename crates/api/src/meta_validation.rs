@@ -246,9 +246,9 @@ pub fn validate_metadata(
 
     let generate = text("generateName");
     if !generate.is_empty() {
-        // A trailing dash is fine in a prefix: upstream checks the prefix with the dash masked.
-        let masked = match generate.strip_suffix('-') {
-            Some(prefix) if generate.len() > 1 => format!("{prefix}a"),
+        // A trailing dash is fine in a prefix. As upstream: a letter stands for the dash and the byte before it.
+        let masked = match generate.as_bytes() {
+            [prefix @ .., _, b'-'] => format!("{}a", String::from_utf8_lossy(prefix)),
             _ => generate.to_owned(),
         };
         for problem in name_problems(&masked) {

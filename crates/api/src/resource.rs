@@ -424,6 +424,11 @@ pub trait Strategy: Send + Sync + 'static {
         Vec::new()
     }
 
+    /// Warnings about a valid object that is new: [`Strategy::warnings`], and those that nobody repeats.
+    fn warnings_on_create(&self, object: &Value) -> Vec<String> {
+        self.warnings(object)
+    }
+
     /// Warnings about a valid change. As upstream's workloads: warnings are not repeated while the
     /// specification stays.
     fn warnings_on_update(&self, new: &Value, old: &Value) -> Vec<String> {
@@ -462,6 +467,11 @@ pub trait Strategy: Send + Sync + 'static {
     /// One cell per column.
     fn cells(&self, object: &Value, _now: Timestamp) -> Vec<Value> {
         vec![crate::meta::name(object).into(), crate::meta::str(object, "creationTimestamp").into()]
+    }
+
+    /// The conditions of an object's row in a table; none for most kinds.
+    fn row_conditions(&self, _object: &Value) -> Option<Value> {
+        None
     }
 
     /// `requested` is the grace period of the delete options, if any.

@@ -1,6 +1,6 @@
 //! `Status`: the one object in which the API reports an error, and the only place where it is made.
 
-use crate::field::FieldError;
+use crate::field::{FieldError, go_quote};
 use ferrite_json::{Map, Value, json};
 use std::borrow::Cow;
 use std::fmt;
@@ -34,20 +34,28 @@ impl Status {
 
     /// `resource` is the plural name; messages spell it `deployments.apps "web"`.
     pub fn not_found(group: &str, resource: &str, name: &str) -> Self {
-        Self::new(404, "NotFound", format!("{} {name:?} not found", qualified(group, resource)))
+        Self::new(404, "NotFound", format!("{} {} not found", qualified(group, resource), go_quote(name)))
             .with_details(group, resource, name)
     }
 
     pub fn already_exists(group: &str, resource: &str, name: &str) -> Self {
-        Self::new(409, "AlreadyExists", format!("{} {name:?} already exists", qualified(group, resource)))
-            .with_details(group, resource, name)
+        Self::new(
+            409,
+            "AlreadyExists",
+            format!("{} {} already exists", qualified(group, resource), go_quote(name)),
+        )
+        .with_details(group, resource, name)
     }
 
     pub fn conflict(group: &str, resource: &str, name: &str, why: &str) -> Self {
         Self::new(
             409,
             "Conflict",
-            format!("Operation cannot be fulfilled on {} {name:?}: {why}", qualified(group, resource)),
+            format!(
+                "Operation cannot be fulfilled on {} {}: {why}",
+                qualified(group, resource),
+                go_quote(name)
+            ),
         )
         .with_details(group, resource, name)
     }
@@ -56,7 +64,7 @@ impl Status {
         let subject = if name.is_empty() {
             qualified(group, resource)
         } else {
-            format!("{} {name:?}", qualified(group, resource))
+            format!("{} {}", qualified(group, resource), go_quote(name))
         };
         Self::new(403, "Forbidden", format!("{subject} is forbidden: {why}"))
             .with_details(group, resource, name)
@@ -70,9 +78,12 @@ impl Status {
     /// Validation failed. `kind` is the kind, not the resource, as upstream's.
     pub fn invalid(group: &str, kind: &str, name: &str, errors: &[FieldError]) -> Self {
         let text = aggregate(errors);
-        let mut status =
-            Self::new(422, "Invalid", format!("{} {name:?} is invalid: {text}", qualified(group, kind)))
-                .with_details(group, kind, name);
+        let mut status = Self::new(
+            422,
+            "Invalid",
+            format!("{} {} is invalid: {text}", qualified(group, kind), go_quote(name)),
+        )
+        .with_details(group, kind, name);
         let causes: Vec<Value> = errors
             .iter()
             .map(|e| json!({"reason": e.cause_reason(), "message": e.body(), "field": e.path.to_string()}))
@@ -207,4 +218,16 @@ fn aggregate(errors: &[FieldError]) -> String {
 /// `deployments.apps`, or `pods` for the core group.
 fn qualified(group: &str, resource: &str) -> String {
     if group.is_empty() { resource.to_owned() } else { format!("{resource}.{group}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_quoted_as_in_go() {
+        assert_eq!(Status::not_found("", "pods", "a\0").message, "pods \"a\\x00\" not found");
+        let refused = Status::invalid("apps", "Deployment", "\u{1b}", &[]);
+        assert!(refused.message.starts_with("Deployment.apps \"\\x1b\" is invalid"), "{}", refused.message);
+    }
 }

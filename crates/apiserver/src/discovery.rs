@@ -6,6 +6,7 @@ use crate::registry::ResourceMap;
 use ferrite_api::gvk::api_version;
 use ferrite_api::resource::{Resource, Scope};
 use ferrite_json::{Value, json};
+use std::collections::HashMap;
 
 /// The media type of aggregated discovery.
 pub(crate) fn aggregated_type(format: Format) -> &'static str {
@@ -33,8 +34,10 @@ fn groups(table: &ResourceMap, services: &ApiServices) -> Vec<(String, Vec<Strin
     let remote = services.all().filter(|api| api.remote.is_some() || api.mounted.is_some());
     let remote = remote.map(|api| (api.group.as_str(), api.version.as_str()));
     let mut groups: Vec<(String, Vec<String>)> = Vec::new();
+    let mut places: HashMap<&str, usize> = HashMap::new();
     for (group, version) in local.chain(remote) {
-        match groups.iter_mut().find(|(known, _)| known == group) {
+        let place = *places.entry(group).or_insert(groups.len());
+        match groups.get_mut(place) {
             Some((_, versions)) if versions.iter().any(|known| known == version) => {}
             Some((_, versions)) => versions.push(version.to_owned()),
             None => groups.push((group.to_owned(), vec![version.to_owned()])),
@@ -114,6 +117,16 @@ fn rows<'a>(table: &'a ResourceMap, group: &str, version: &str) -> Vec<&'a Resou
     rows
 }
 
+/// The rows of every group and version, each list in the order of the names.
+fn rows_by_version(table: &ResourceMap) -> HashMap<(&str, &str), Vec<&Resource>> {
+    let mut all: HashMap<(&str, &str), Vec<&Resource>> = HashMap::new();
+    for row in table.rows() {
+        all.entry((&row.group, &row.version)).or_default().push(row);
+    }
+    all.values_mut().for_each(|rows| rows.sort_by(|a, b| a.plural.cmp(&b.plural)));
+    all
+}
+
 fn texts(names: &[std::borrow::Cow<'static, str>]) -> Value {
     names.iter().map(|name| Value::from(&**name)).collect()
 }
@@ -169,6 +182,7 @@ fn storage_hash(resource: &Resource) -> String {
 /// Aggregated discovery: of the core group (`/api`) or all others (`/apis`).
 pub(crate) fn aggregated(table: &ResourceMap, aggregator: &Aggregator, core: bool) -> Value {
     let (services, discovered) = (aggregator.services(), aggregator.discovered());
+    let local = rows_by_version(table);
     let items: Vec<Value> = groups(table, &services)
         .iter()
         .filter(|(group, _)| group.is_empty() == core)
@@ -181,8 +195,8 @@ pub(crate) fn aggregated(table: &ResourceMap, aggregator: &Aggregator, core: boo
                         return json!({"version": version, "resources": resources, "freshness": "Current"});
                     }
                     let Some(remote) = services.remote_of(group, version) else {
-                        let resources: Vec<Value> =
-                            rows(table, group, version).into_iter().map(aggregated_resource).collect();
+                        let rows = local.get(&(group.as_str(), version.as_str())).into_iter().flatten();
+                        let resources: Vec<Value> = rows.map(|row| aggregated_resource(row)).collect();
                         return json!({"version": version, "resources": resources, "freshness": "Current"});
                     };
                     let known = discovered.get(&(group.clone(), version.clone()));

@@ -39,6 +39,12 @@ pub(crate) fn on_write(
     subresource: Option<&str>,
     now: Timestamp,
 ) {
+    if let Some(old) = old
+        && !fits_all_managers(resource, old, new)
+    {
+        meta::metadata_mut(new).remove("managedFields");
+        return;
+    }
     let writer = Writer {
         type_: resource.schema,
         custom: custom(resource),
@@ -59,6 +65,17 @@ pub(crate) fn on_write(
         }
         _ => managed_fields::update(&writer, old, new),
     }
+}
+
+/// As upstream: managers of another version are compared in that version. Where its schema lacks a field of the object,
+/// nobody's fields are remembered.
+fn fits_all_managers(resource: &Resource, old: &Value, new: &Value) -> bool {
+    let Some(custom) = &resource.custom else { return true };
+    let own = resource.api_version();
+    let entries = old.pointer("/metadata/managedFields").and_then(Value::as_array).into_iter().flatten();
+    let mut others =
+        entries.filter_map(|entry| entry["apiVersion"].as_str()).filter(|version| *version != own);
+    others.all(|version| custom.fits(version, old) && custom.fits(version, new))
 }
 
 /// Are the replicas of a kind at `spec.replicas`? A custom kind may have them elsewhere.

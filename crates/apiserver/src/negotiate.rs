@@ -163,11 +163,12 @@ pub(crate) fn parameter<'a>(clause: &'a str, name: &str) -> Option<&'a str> {
 
 /// The format of a request's body.
 pub(crate) fn content_type(header: &str) -> Result<Format, Status> {
-    let media_type = header.split(';').next().unwrap_or_default().trim();
+    // As upstream: media types have no case.
+    let media_type = header.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
     // As upstream: a header with an empty parameter is no media type, but one semicolon at its end does no harm.
     let broken =
         header.trim_end().strip_suffix(';').unwrap_or(header).split(';').skip(1).any(|p| p.trim().is_empty());
-    Format::of(media_type)
+    Format::of(&media_type)
         .filter(|_| media_type != "*/*" && !broken)
         .ok_or_else(|| Status::unsupported_media_type(ACCEPTED))
 }

@@ -161,6 +161,10 @@ impl Kind {
             );
             return Err(refuse_custom(&patched, why));
         }
+        if patched.get("kind").and_then(Value::as_str).unwrap_or_default().is_empty() {
+            let why = format!("Object 'Kind' is missing in '{patched}'");
+            return Err(refuse_custom(&patched, why));
+        }
         resource.conform(patched.clone()).map_err(|e| refuse_custom(&patched, e.to_string()))
     }
 

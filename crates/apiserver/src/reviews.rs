@@ -1,6 +1,6 @@
 //! Reviews: questions about a user's identity and rights. Answered, not stored.
 
-use crate::auth::{Action, Mode, User, aggregate, decide, node, settled};
+use crate::auth::{Action, Held, Mode, User, aggregate, decide, node, settled};
 use crate::call::Call;
 use crate::encode;
 use crate::http::Response;
@@ -31,6 +31,7 @@ pub(crate) async fn answer(
     } else {
         meta::metadata_mut(&mut review).remove("namespace");
     }
+    crate::registry::normalise(resource, &mut review);
     let mut errors = resource.strategy.validate(&review);
     let asks_access =
         resource.group == "authorization.k8s.io" && resource.plural != "selfsubjectrulesreviews";
@@ -170,7 +171,7 @@ async fn token_status(call: &Call, review: &Value) -> Value {
 /// Everything the user may do in a namespace, as far as roles say it.
 fn rules_status(call: &Call, review: &Value) -> Value {
     let namespace = review["spec"]["namespace"].as_str().unwrap_or_default();
-    let rules = call.server.registry.rbac.rules_for(&call.user, namespace);
+    let Held { rules, missing } = call.server.registry.rbac.rules_for(&call.user, namespace);
     let (mut resources, mut paths) = (Vec::new(), Vec::new());
     for rule in rules {
         let (resource, path) = rule.to_value();
@@ -186,8 +187,13 @@ fn rules_status(call: &Call, review: &Value) -> Value {
         _ => None,
     });
     let problem = |name| format!("{name} authorizer does not support user rule resolution");
-    if let Some(problems) = aggregate(unknown.map(problem).collect()) {
+    let mut problems: Vec<String> = unknown.map(problem).collect();
+    if !problems.is_empty() {
         status["incomplete"] = true.into();
+    }
+    // As upstream: rules of absent roles are no gap in the list.
+    problems.extend(missing);
+    if let Some(problems) = aggregate(problems) {
         status["evaluationError"] = problems.into();
     }
     status

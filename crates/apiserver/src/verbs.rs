@@ -415,7 +415,9 @@ async fn delete_collection(call: &mut Call) -> Result<Response, Status> {
         }
     }
     let mut metadata = encode::list_metadata(page.revision, continue_token.as_deref(), remaining);
-    encode::say_continue(&call.resource, &mut metadata);
+    if call.representation.shape == Shape::AsIs {
+        encode::say_continue(&call.resource, &mut metadata);
+    }
     encode::values(&call.resource, objects, metadata, call.representation, call.include_object()?)
 }
 

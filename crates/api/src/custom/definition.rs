@@ -7,6 +7,7 @@ use super::strategy::CustomStrategy;
 use super::{default, metadata, prune};
 use crate::codec::{DecodeError, Decoded};
 use crate::kinds::common::access::{flag, list, strings, text};
+use crate::managed_fields::validate_custom;
 use crate::resource::{Column, Resource, Scope, Subresource};
 use ferrite_json::{Text, Value};
 use std::borrow::Cow;
@@ -287,6 +288,24 @@ impl Custom {
 
     fn api_version(&self, version: &Version) -> String {
         crate::gvk::api_version(&self.kind.group, &version.name)
+    }
+
+    /// Returns true if reading an object that was just written brings back the same object. It does not where the
+    /// stored version lacks fields, or has a default for a status that a client cannot write.
+    pub fn reads_as_written(&self) -> bool {
+        let version = self.version();
+        let status = version.schema.property("status");
+        let completes_status = version.has_status && status.is_some_and(|status| status.default.is_some());
+        // A webhook converts what its readers get.
+        self.kind.conversion.is_some() || (self.is_storage() && !completes_status)
+    }
+
+    /// Returns true if the schema of another version of this kind has all fields of an object of this version. No
+    /// version of that name has none to miss.
+    pub fn fits(&self, api_version: &str, object: &Value) -> bool {
+        let mut versions = self.kind.versions.iter();
+        let other = versions.find(|version| self.api_version(version) == api_version);
+        other.is_none_or(|other| validate_custom(&other.schema, object, api_version).is_ok())
     }
 
     /// Brings an object of this version to the stored form. Versions differ in their names only.

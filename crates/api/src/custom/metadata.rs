@@ -15,20 +15,32 @@ pub(super) fn coerce(object: &mut Map, path: &str) -> Result<Vec<String>, Decode
         object.remove("metadata");
         return Ok(Vec::new());
     }
-    let mut decoded = json::conform(type_, metadata)?;
-    crate::codec::normalise_as_sent(type_, &mut decoded.value);
-    // A type that is written by itself has a time even when it has none.
-    if let Some(map) = decoded.value.as_object_mut()
-        && map.get("creationTimestamp").is_some_and(Value::is_null)
-    {
-        map.remove("creationTimestamp");
-    }
+    let decoded = json::conform(type_, metadata)?;
     *metadata = decoded.value;
+    tidy(metadata);
     let unknown = decoded.strict.iter().filter_map(|complaint| {
         complaint.strip_prefix("unknown field \"").and_then(|rest| rest.strip_suffix('"'))
     });
     let dot = if path.is_empty() { "" } else { "." };
     Ok(unknown.map(|name| format!("{path}{dot}metadata.{name}")).collect())
+}
+
+/// Gives the metadata of an object the form that it has in an answer: as upstream, without empty maps and lists.
+pub fn normalise_metadata(object: &mut Value) {
+    if let Some(metadata) = object.get_mut("metadata") {
+        tidy(metadata);
+    }
+}
+
+fn tidy(metadata: &mut Value) {
+    let Some(type_) = named("meta.v1.ObjectMeta") else { return };
+    crate::codec::normalise(type_, metadata);
+    // A type that is written by itself has a time even when it has none.
+    if let Some(map) = metadata.as_object_mut()
+        && map.get("creationTimestamp").is_some_and(Value::is_null)
+    {
+        map.remove("creationTimestamp");
+    }
 }
 
 /// As [`coerce`], for the resources embedded in an object.

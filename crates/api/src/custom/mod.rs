@@ -20,6 +20,7 @@ mod tests;
 pub mod validate;
 
 pub use definition::{ConversionWebhook, Custom, Definition, DefinitionError, Kind, ScalePaths, Version};
+pub use metadata::normalise_metadata;
 pub use regexp::Pattern;
 pub use rules::RuleSet;
 pub use schema::{Additional, Checks, ListType, Schema, Type};

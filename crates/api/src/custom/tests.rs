@@ -145,7 +145,7 @@ fn values_are_held_to_their_schema() {
         (
             json!({"type": "array", "items": {"type": "string"}, "maxItems": 1}),
             json!(["a", "b"]),
-            "v: Too many: 2: must have at most 1 items",
+            "v: Too many: 2: must have at most 1 item",
         ),
         (
             json!({"type": "array", "items": {"type": "string"}}),

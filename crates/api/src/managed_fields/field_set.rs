@@ -67,6 +67,11 @@ impl PathElement {
         encoded("f:", name)
     }
 
+    /// Returns true for an element of a kind that nobody knows. As upstream: such elements are left out.
+    fn is_unknown(text: &str) -> bool {
+        matches!(text.as_bytes(), [kind, b':', ..] if !b"fkvi".contains(kind))
+    }
+
     fn decode(text: &str) -> Option<Self> {
         let json = |text: &str| crate::codec::json::decode_any(text.as_bytes()).ok().map(|d| d.value);
         let (kind, rest) = text.split_once(':')?;
@@ -314,6 +319,9 @@ impl FieldSet {
         let mut entries = Vec::new();
         for (key, below) in value.as_object()? {
             if key == "." {
+                continue;
+            }
+            if PathElement::is_unknown(key) {
                 continue;
             }
             let member = below.as_object()?.is_empty() || below.get(".").is_some();

@@ -162,6 +162,15 @@ impl<'a> Node<'a> {
         }
     }
 
+    /// The names of the fields that identify an element of this list.
+    pub(super) fn keys(self) -> Vec<&'a str> {
+        match self {
+            Self::Keyed { keys, .. } => keys.to_vec(),
+            Self::CustomKeyed(schema) => schema.keys.iter().map(|key| key.as_str()).collect(),
+            _ => Vec::new(),
+        }
+    }
+
     /// The identity of this element of the list; `None` if it has none of the list's keys.
     pub(super) fn identify(self, item: &Value) -> Option<PathElement> {
         match self {

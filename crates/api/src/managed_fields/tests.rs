@@ -55,7 +55,11 @@ fn fields_v1_round_trips() {
             ".spec.ports[port=80,protocol=\"TCP\"].port",
         ]
     );
-    assert_eq!(FieldSet::from_fields_v1(&json!({"x:spec": {}})), None);
+    assert_eq!(FieldSet::from_fields_v1(&json!({"xspec": {}})), None);
+    // As upstream: elements of an unknown kind are left out, with all that is below.
+    let known = FieldSet::from_fields_v1(&json!({"f:a": {"z:b": {"f:c": {}}, "f:d": {}}, "x:spec": 1}))
+        .expect("a set");
+    assert_eq!(known.paths(), [".a.d"]);
     assert_eq!(FieldSet::from_fields_v1(&json!({"k:nonsense": {}})), None);
 }
 
@@ -230,6 +234,24 @@ fn apply_merges_keyed_lists_element_by_element() {
         refused.expect_err("duplicates").to_string(),
         "failed to create typed patch object (/d; apps/v1, Kind=Deployment): \
          .spec.template.spec.containers: duplicate entries for key [name=\"a\"]"
+    );
+}
+
+#[test]
+fn an_element_without_its_keys_is_refused_with_their_names() {
+    let object = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "s"}, "spec": {"ports": [{"name": "x"}]}});
+    let kind = crate::schema::of(&crate::Gvk::new("", "v1", "Service")).expect("known");
+    // Ports have a default protocol, and so are never without a key.
+    assert!(validate(kind, &object, "v1").is_ok());
+    let schema =
+        crate::custom::Schema::compile(&json!({"type": "object", "properties": {"l": {"type": "array",
+        "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["k", "j"], "items": {"type": "object",
+        "properties": {"k": {"type": "string"}, "j": {"type": "string"}, "v": {"type": "integer"}}}}}}));
+    let object = json!({"apiVersion": "x.y/v1", "kind": "Wid", "metadata": {"name": "w"}, "l": [{"v": 1}]});
+    assert_eq!(
+        validate_custom(&schema, &object, "x.y/v1").expect_err("no keys").to_string(),
+        "failed to create typed patch object (/w; x.y/v1, Kind=Wid): .l: element 0: associative list with keys has an \
+         element that omits all key fields [\"k\" \"j\"] (and doesn't have default values for any key fields)"
     );
 }
 

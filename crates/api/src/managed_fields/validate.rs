@@ -144,7 +144,7 @@ fn step_to(
         return Some(format!("[{index}]"));
     }
     let Some(element) = node.identify(value) else {
-        problems.push(format!("{path}: {}", no_keys(index)));
+        problems.push(format!("{path}: {}", no_keys(node, index)));
         return None;
     };
     let step = element.to_string();
@@ -155,8 +155,13 @@ fn step_to(
     Some(step)
 }
 
-fn no_keys(index: usize) -> String {
-    format!("element {index}: associative list with keys has an element that omits all key fields")
+fn no_keys(node: Node<'_>, index: usize) -> String {
+    let keys: Vec<String> = node.keys().into_iter().map(|key| format!("{key:?}")).collect();
+    format!(
+        "element {index}: associative list with keys has an element that omits all key fields [{}] (and doesn't have \
+         default values for any key fields)",
+        keys.join(" ")
+    )
 }
 
 fn check(node: Node<'_>, kind: &Kind, value: &Value, path: &str, problems: &mut Vec<String>) {

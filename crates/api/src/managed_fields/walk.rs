@@ -109,7 +109,10 @@ impl Difference {
 fn difference(node: Node<'_>, old: Option<&Value>, new: Option<&Value>) -> Difference {
     let mut out = Difference::default();
     let (came, went) = (old.is_none() && new.is_some(), old.is_some() && new.is_none());
-    if node.is_map() && is_map_or_nothing(old) && is_map_or_nothing(new) {
+    if node.is_map() {
+        // A part without a schema may be an object before or after only. As upstream: it changes as a whole, and its
+        // fields come or go, too.
+        let reshaped = !is_map_or_nothing(old) || !is_map_or_nothing(new);
         let (old_map, new_map) = (old.and_then(Value::as_object), new.and_then(Value::as_object));
         let empty = |map: Option<&Map>| map.is_none_or(Map::is_empty);
         if !(empty(old_map) && empty(new_map)) {
@@ -125,7 +128,7 @@ fn difference(node: Node<'_>, old: Option<&Value>, new: Option<&Value>) -> Diffe
                 out.put(element, difference(member, before, after));
             }
             // A granular object or list that appears or goes is itself such a field.
-            out.note(came, went, false);
+            out.note(came, went, reshaped && !came && !went);
             return out;
         }
     }

@@ -67,7 +67,12 @@ fn metadata_of_a_new_object() {
         "annotations": {"UPPER/x": "anything at all"}, "finalizers": ["x.example/f"],
         "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "u", "controller": true}]}});
     assert_eq!(texts(validate_metadata(&good, true, dns1123_subdomain)), [""; 0]);
-    let rows: [(Value, &str); 8] = [
+    let rows: [(Value, &str); 9] = [
+        // The prefix is checked without its last letter and the dash.
+        (
+            json!({"generateName": "A-", "name": ""}),
+            "metadata.name: Required value: name or generateName is required",
+        ),
         (json!({"name": ""}), "metadata.name: Required value: name or generateName is required"),
         (
             json!({"generateName": "a-", "name": ""}),

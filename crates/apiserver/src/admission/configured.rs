@@ -2,7 +2,7 @@
 
 use crate::registry::{View, stored};
 use ferrite_json::Value;
-use ferrite_store::Entry;
+use ferrite_store::{Entry, Revision};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 /// A configuration, with the entry that it was compiled from: it holds for no other.
@@ -21,7 +21,8 @@ pub(crate) struct Configured<T> {
     compile: Compile<T>,
     /// The prefix of their keys.
     prefix: OnceLock<String>,
-    known: RwLock<Current<T>>,
+    /// Those of the newest snapshot that was compared, and the revision of that snapshot.
+    known: RwLock<(Revision, Current<T>)>,
 }
 
 /// The configurations as one view sees them.
@@ -53,7 +54,7 @@ impl<T> Current<T> {
 impl<T> Configured<T> {
     /// Objects are compiled as the version in which they are stored.
     pub fn new(group: &'static str, plural: &'static str, compile: Compile<T>) -> Self {
-        let (prefix, known) = (OnceLock::new(), RwLock::new(Current(Arc::default())));
+        let (prefix, known) = (OnceLock::new(), RwLock::new((Revision(0), Current(Arc::default()))));
         Self { group, plural, compile, prefix, known }
     }
 
@@ -65,17 +66,35 @@ impl<T> Configured<T> {
         self.prefix.get().map(String::as_str)
     }
 
-    /// Returns true if there are none: one lookup.
+    /// Returns true if there are none: one lookup at most.
     pub fn is_empty(&self, view: &View) -> bool {
+        if let Some(known) = self.compared(view) {
+            return known.0.is_empty();
+        }
         self.prefix(view).is_none_or(|prefix| view.snapshot.range(prefix.as_bytes(), None).next().is_none())
+    }
+
+    /// Those that were compared with the snapshot of this view before: a request asks several times.
+    fn compared(&self, view: &View) -> Option<Current<T>> {
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        (known.0 == view.snapshot.revision() && self.prefix.get().is_some()).then(|| known.1.clone())
+    }
+
+    fn remember(&self, view: &View, current: &Current<T>) {
+        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        *known = (view.snapshot.revision(), current.clone());
     }
 
     /// Those that a view sees. Only those that have changed are compiled.
     pub fn current(&self, view: &View) -> Current<T> {
+        if let Some(known) = self.compared(view) {
+            return known;
+        }
         let Some(prefix) = self.prefix(view) else { return Current(Arc::default()) };
         let entries = || view.snapshot.range(prefix.as_bytes(), None);
-        let known = self.known.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner).1.clone();
         if known.is_of(entries().map(|(_, entry)| entry)) {
+            self.remember(view, &known);
             return known;
         }
         let Some(resource) = view.resource(self.group, self.plural) else { return known };
@@ -88,7 +107,7 @@ impl<T> Configured<T> {
             Some(Compiled { from: Arc::clone(entry), value })
         };
         let current = Current(Arc::new(entries().filter_map(|(_, entry)| compile(entry)).collect()));
-        *self.known.write().unwrap_or_else(PoisonError::into_inner) = current.clone();
+        self.remember(view, &current);
         current
     }
 }

@@ -157,7 +157,7 @@ impl<'a> Attributes<'a> {
     fn forbid(&self, why: impl AsRef<str>) -> Status {
         // As upstream: deletes of a collection do not name their objects.
         let unnamed = self.unnamed && self.operation == Operation::Delete;
-        let name = if unnamed { "Unknown!" } else { self.name };
+        let name = if unnamed { "Unknown" } else { self.name };
         Status::forbidden(&self.resource.group, &self.resource.plural, name, why.as_ref())
     }
 

@@ -16,10 +16,7 @@ impl Plugin for NamespaceLifecycle {
     }
 
     fn mutate(&self, view: &View, attributes: &Attributes<'_>, _object: &mut Value) -> Result<(), Status> {
-        if attributes.operation != Operation::Create
-            || !attributes.resource.is_namespaced()
-            || attributes.subresource.is_some()
-        {
+        if attributes.operation != Operation::Create || !attributes.resource.is_namespaced() {
             return Ok(());
         }
         let Some(namespace) = view.get("", "namespaces", "", attributes.namespace) else {

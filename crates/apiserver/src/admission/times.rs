@@ -77,19 +77,20 @@ static EVALUATIONS: LazyLock<Arc<Histogram>> = LazyLock::new(|| {
 
 /// Compiles an expression, and records how long it took.
 pub(super) fn compilation<T>(work: impl FnOnce() -> T) -> T {
-    timed(&COMPILATIONS, work)
+    timed(&COMPILATIONS, work).0
 }
 
-/// Evaluates an expression, and records how long it took.
-pub(super) fn evaluation<T>(work: impl FnOnce() -> T) -> T {
+/// Evaluates an expression, records how long it took, and returns that time, too.
+pub(super) fn evaluation<T>(work: impl FnOnce() -> T) -> (T, Duration) {
     timed(&EVALUATIONS, work)
 }
 
-fn timed<T>(times: &Histogram, work: impl FnOnce() -> T) -> T {
+fn timed<T>(times: &Histogram, work: impl FnOnce() -> T) -> (T, Duration) {
     let started = Instant::now();
     let result = work();
-    times.observe(started.elapsed());
-    result
+    let elapsed = started.elapsed();
+    times.observe(elapsed);
+    (result, elapsed)
 }
 
 #[cfg(test)]

@@ -152,12 +152,12 @@ impl ApiServices {
     /// Sorts groups and the versions of each as upstream's discovery lists them.
     pub fn sort(&self, groups: &mut [(String, Vec<String>)]) {
         for (group, versions) in groups.iter_mut() {
-            versions.sort_by_key(|version| {
+            versions.sort_by_cached_key(|version| {
                 let rank = self.priority(group, version).version;
                 (Reverse(rank), Reverse(maturity(version)), version.clone())
             });
         }
-        groups.sort_by_key(|(group, versions)| {
+        groups.sort_by_cached_key(|(group, versions)| {
             let rank = versions.iter().map(|version| self.priority(group, version).group).max();
             // This server's own group of APIServices has none: as upstream, it comes before every other one.
             let rank = if group == "apiregistration.k8s.io" { Some(i64::MAX) } else { rank };

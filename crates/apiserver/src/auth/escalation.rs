@@ -1,7 +1,7 @@
 //! Nobody gives away more than they have: roles and bindings are checked against their author's own rights.
 
-use super::rbac::{Part, Rule};
-use super::{Action, Rbac, User, decide};
+use super::rbac::{Held, Part, Rule};
+use super::{Action, Rbac, User, aggregate, decide};
 use crate::registry::View;
 use ferrite_api::Status;
 use ferrite_api::meta;
@@ -53,12 +53,12 @@ pub(crate) fn check(rbac: &Rbac, view: &View, grant: &Grant<'_>) -> Result<(), S
                 return Ok(());
             }
             let held = held();
-            if let Some(why) = missing(user, &held, &Rule::all(new)) {
-                return forbidden(&why);
+            if let Some(why) = missing(user, &held.rules, &Rule::all(new)) {
+                return forbidden(&(why + &unresolved(&held)));
             }
             // An aggregation rule can gather anything, and keep an administrator from taking rights away.
             let aggregates = aggregates(new) || grant.old.is_some_and(aggregates);
-            if aggregates && missing(user, &held, &Rule::everything()).is_some() {
+            if aggregates && missing(user, &held.rules, &Rule::everything()).is_some() {
                 return forbidden("must have cluster-admin privileges to use the aggregationRule");
             }
             Ok(())
@@ -79,7 +79,9 @@ pub(crate) fn check(rbac: &Rbac, view: &View, grant: &Grant<'_>) -> Result<(), S
                 // As upstream: a missing role is reported as the binding's own kind.
                 return Err(Status::not_found(GROUP, &resource.plural, role));
             };
-            missing(user, &held(), &Rule::all(&role)).map_or(Ok(()), |why| forbidden(&why))
+            let held = held();
+            let why = missing(user, &held.rules, &Rule::all(&role));
+            why.map_or(Ok(()), |why| forbidden(&(why + &unresolved(&held))))
         }
         _ => Ok(()),
     }
@@ -145,6 +147,12 @@ fn missing(user: &User, held: &[Rule], given: &[Rule]) -> Option<String> {
         groups.join(" "),
         listed.join("\n")
     ))
+}
+
+/// The end of a refusal for a user with bindings of absent roles.
+fn unresolved(held: &Held) -> String {
+    let errors = aggregate(held.missing.clone());
+    errors.map(|errors| format!("; resolution errors: [{errors}]")).unwrap_or_default()
 }
 
 /// Rules of one resource or path each that are not held, with all their verbs.

@@ -42,7 +42,7 @@ pub(crate) use modes::usual as usual_modes;
 pub use modes::{AbacPolicy, Mode, PolicyFileError};
 pub(crate) use param_access::check as check_param_access;
 pub(crate) use pod_certificate_status::check as check_pod_certificate_status;
-pub(crate) use rbac::{Rbac, Rule};
+pub(crate) use rbac::{Held, Rbac, Rule};
 pub use request_header::RequestHeader;
 pub(crate) use request_header::{FrontProxies, forget as forget_front_proxy};
 pub use static_tokens::{StaticTokens, TokenFileError};

@@ -149,7 +149,7 @@ fn slices(view: &View, node: &str, action: &Action) -> Decision {
         }
         "list" | "watch" | "deletecollection" => match action.selects("spec.nodeName") {
             Some(name) if name == node => allowed(),
-            _ => no("can only list/watch/deletecollection resourceslices with spec.nodeName field selector"),
+            _ => no("can only list/watch/deletecollection resourceslices with nodeName field selector"),
         },
         _ => no(
             "only the following verbs are allowed for a ResourceSlice: get, watch, list, create, update, patch, delete, deletecollection",

@@ -394,21 +394,24 @@ impl Rbac {
     }
 
     /// Every rule that holds for a user in a namespace, in the order of the bindings' names.
-    pub fn rules_for(&self, user: &User, namespace: &str) -> Vec<Rule> {
+    pub fn rules_for(&self, user: &User, namespace: &str) -> Held {
         let state = self.current();
-        let mut rules = Vec::new();
+        let mut held = Held::default();
         for place in ["", namespace] {
             let mut bindings: Vec<&Binding> =
                 state.bindings.get(place).into_iter().flat_map(HashMap::values).collect();
             bindings.sort_by(|a, b| a.name.cmp(&b.name));
             for binding in bindings.into_iter().filter(|b| b.subject(user).is_some()) {
-                rules.extend_from_slice(state.rules(binding));
+                match state.role(binding) {
+                    Some(rules) => held.rules.extend_from_slice(rules),
+                    None => held.missing.push(missing_role(binding)),
+                }
             }
             if namespace.is_empty() {
                 break;
             }
         }
-        rules
+        held
     }
 
     /// Returns true if a cluster role allows the action, whoever has it.
@@ -419,16 +422,25 @@ impl Rbac {
     }
 }
 
+/// What a user may do in a namespace.
+#[derive(Debug, Default)]
+pub struct Held {
+    pub rules: Vec<Rule>,
+    /// One error for each binding whose role is absent.
+    pub missing: Vec<String>,
+}
+
+fn missing_role(binding: &Binding) -> String {
+    let kind = binding.role_kind.to_lowercase();
+    format!("{kind}.rbac.authorization.k8s.io {:?} not found", binding.role)
+}
+
 fn reason(binding: &Binding, subject: &str) -> String {
     let (kind, name) = match binding.namespace.as_str() {
         "" => ("ClusterRoleBinding", binding.name.clone()),
         namespace => ("RoleBinding", format!("{}/{namespace}", binding.name)),
     };
-    let role = match binding.role_kind.as_str() {
-        "Role" => format!("{}/{}", binding.role, binding.namespace),
-        _ => binding.role.clone(),
-    };
-    format!("RBAC: allowed by {kind} {name:?} of {} {role:?} to {subject}", binding.role_kind)
+    format!("RBAC: allowed by {kind} {name:?} of {} {:?} to {subject}", binding.role_kind, binding.role)
 }
 
 fn decoded(entry: &Entry) -> Value {
@@ -458,8 +470,13 @@ impl State {
     }
 
     fn rules(&self, binding: &Binding) -> &[Rule] {
+        self.role(binding).unwrap_or_default()
+    }
+
+    /// The rules of the role of a binding; none if there is no such role.
+    fn role(&self, binding: &Binding) -> Option<&[Rule]> {
         let namespace = if binding.role_kind == "Role" { binding.namespace.clone() } else { String::new() };
-        self.roles.get(&(namespace, binding.role.clone())).map(Vec::as_slice).unwrap_or_default()
+        self.roles.get(&(namespace, binding.role.clone())).map(Vec::as_slice)
     }
 }
 

@@ -148,10 +148,24 @@ impl Pieces {
             }
         }
         if self.items.is_done() {
-            out.put_slice(self.tail);
+            out.put_slice(self.tail());
             self.done = true;
         }
         Some(Ok(out.freeze()))
+    }
+
+    fn tail(&self) -> &'static [u8] {
+        // As upstream: such a list of nothing has no items, not an empty list of them.
+        if self.first && self.opens_late() { b"null}" } else { self.tail }
+    }
+
+    /// True if the first item opens the list: without any, there is no list.
+    fn opens_late(&self) -> bool {
+        match self.form {
+            Form::Metadata { .. } | Form::CopiedMetadata { .. } => true,
+            Form::Row { .. } => super::has_null_rows(&self.resource),
+            _ => false,
+        }
     }
 
     fn put(&mut self, entry: &Entry, out: &mut BytesMut) -> Result<(), Status> {
@@ -171,6 +185,8 @@ impl Pieces {
         };
         if !std::mem::take(&mut self.first) {
             out.put_u8(b',');
+        } else if self.opens_late() {
+            out.put_u8(b'[');
         }
         match (self.form, value) {
             (Form::Copied { beginning }, _) => stored::put_item(beginning, entry, out),
@@ -202,11 +218,12 @@ impl Pieces {
             Form::Row { .. } => {
                 let columns = self.resource.strategy.columns();
                 let columns: Vec<Value> = columns.iter().map(|c| column(&self.resource, c)).collect();
-                format!(r#""columnDefinitions":{},"rows":["#, Value::from(columns))
+                format!(r#""columnDefinitions":{},"rows":"#, Value::from(columns))
             }
-            _ => r#""items":["#.to_owned(),
+            _ => r#""items":"#.to_owned(),
         };
-        format!(r#"{{"kind":"{kind}","apiVersion":"{version}","metadata":{metadata},{items}"#)
+        let open = if self.opens_late() { "" } else { "[" };
+        format!(r#"{{"kind":"{kind}","apiVersion":"{version}","metadata":{metadata},{items}{open}"#)
     }
 
     /// A stored object, or its metadata alone, as a message of `type_`. `None` if it cannot be read.

@@ -8,7 +8,7 @@ use crate::registry::stored::Written;
 use crate::registry::{Event, EventType, FrameKey, stored};
 use bytes::{BufMut, Bytes, BytesMut};
 use ferrite_api::codec::{protobuf, yaml};
-use ferrite_api::resource::{Column, Resource};
+use ferrite_api::resource::{Column, DEFAULT_COLUMNS, Resource};
 use ferrite_api::{Status, meta};
 use ferrite_json::{Map, Value, json};
 use ferrite_store::{Entry, Revision};
@@ -198,6 +198,8 @@ pub(crate) fn values(
         Shape::Table { beta } => table(resource, objects.iter(), beta, include, metadata),
         Shape::PartialObjectMetadataList { beta } => {
             let items: Vec<Value> = objects.iter().map(|o| partial(resource, o, beta)).collect();
+            // As upstream: a list of nothing has no items, not an empty list of them.
+            let items = if items.is_empty() { Value::Null } else { items.into() };
             json!({
                 "kind": "PartialObjectMetadataList",
                 "apiVersion": meta_version(beta),
@@ -268,8 +270,14 @@ fn table<'a>(
         "apiVersion": meta_version(beta),
         "metadata": metadata,
         "columnDefinitions": columns.iter().map(|c| column(resource, c)).collect::<Vec<_>>(),
-        "rows": rows,
+        "rows": if rows.is_empty() && has_null_rows(resource) { Value::Null } else { rows.into() },
     })
+}
+
+/// As upstream: a table of no objects has no rows instead of an empty list of them, if the kind has no columns of its own.
+fn has_null_rows(resource: &Resource) -> bool {
+    let columns = resource.strategy.columns().iter().map(|column| &*column.name);
+    resource.custom.is_none() && columns.eq(DEFAULT_COLUMNS.iter().map(|column| &*column.name))
 }
 
 fn column(resource: &Resource, column: &Column) -> Value {
@@ -288,6 +296,9 @@ fn column(resource: &Resource, column: &Column) -> Value {
 fn row(resource: &Resource, object: &Value, beta: bool, include: IncludeObject) -> Value {
     let mut row = Map::new();
     row.insert("cells", resource.strategy.cells(object, Timestamp::now()).into());
+    if let Some(conditions) = resource.strategy.row_conditions(object) {
+        row.insert("conditions", conditions);
+    }
     match include {
         IncludeObject::None => {
             row.insert("object", Value::Null);
@@ -321,7 +332,7 @@ impl WatchEncoder {
         made: Arc<AtomicU64>,
     ) -> Result<Self, Status> {
         if as_.format == Format::Yaml {
-            return Err(not_acceptable());
+            return Err(Status::not_acceptable(crate::negotiate::WATCHED));
         }
         Ok(Self { resource, as_, include, columns_told: false, made })
     }

@@ -64,6 +64,7 @@ async fn clean(server: &ApiServer, definitions: &Resource, definition: &Value) -
     if let Some(names) = definition.pointer("/status/acceptedNames").filter(|names| names["plural"] != "") {
         accepted["spec"]["names"] = names.clone();
     }
+    begin_removal(server, definitions, definition).await?;
     // A definition that was never served has no objects.
     if let Ok(compiled) = Definition::compile(&accepted) {
         remove_objects(server, &compiled.storage_resource()).await?;
@@ -80,6 +81,27 @@ async fn clean(server: &ApiServer, definitions: &Resource, definition: &Value) -
         Ok(new)
     };
     match write(server, definitions, meta::name(definition), None, &change).await {
+        Err(status) if status.code == 404 => Ok(()),
+        other => other,
+    }
+}
+
+/// Says in the definition's status that its objects are being deleted.
+async fn begin_removal(server: &ApiServer, definitions: &Resource, definition: &Value) -> Result<(), Status> {
+    let uid = meta::uid(definition);
+    let change = |old: &Value| {
+        let mut new = old.clone();
+        let conditions = new.pointer_mut("/status/conditions").and_then(Value::as_array_mut);
+        let mut conditions = conditions.into_iter().flatten();
+        if meta::uid(old) == uid
+            && let Some(terminating) = conditions.find(|condition| condition["type"] == "Terminating")
+        {
+            terminating["reason"] = "InstanceDeletionInProgress".into();
+            terminating["message"] = "CustomResource deletion is in progress".into();
+        }
+        Ok(new)
+    };
+    match write(server, definitions, meta::name(definition), Some("status"), &change).await {
         Err(status) if status.code == 404 => Ok(()),
         other => other,
     }

@@ -98,6 +98,7 @@ pub(super) fn add(schemas: &mut Schemas, resource: &Resource, schema_of: SchemaO
     // Only fields that take anything lose their type.
     schema["type"] = "object".into();
     schema["x-kubernetes-group-version-kind"] = of(&resource.kind);
+    let selectable = selectable_fields(resource);
     let mut of_list = Map::new();
     add_type(&mut of_list);
     of_list.insert("metadata", described(meta_reference(schemas, "ListMeta"), dialect, "Standard list metadata. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds"));
@@ -109,18 +110,27 @@ pub(super) fn add(schemas: &mut Schemas, resource: &Resource, schema_of: SchemaO
             "items": references.0,
         }),
     );
+    let mut list_schema = json!({
+        "description": format!("{} is a list of {}", resource.list_kind(), resource.kind),
+        "type": "object",
+        "required": ["items"],
+        "properties": of_list,
+        "x-kubernetes-group-version-kind": of(&resource.list_kind()),
+    });
+    if let Some(fields) = selectable {
+        schema["x-kubernetes-selectable-fields"] = fields.clone();
+        list_schema["x-kubernetes-selectable-fields"] = fields;
+    }
     schemas.done.insert(own, schema);
-    schemas.done.insert(
-        list,
-        json!({
-            "description": format!("{} is a list of {}", resource.list_kind(), resource.kind),
-            "type": "object",
-            "required": ["items"],
-            "properties": of_list,
-            "x-kubernetes-group-version-kind": of(&resource.list_kind()),
-        }),
-    );
+    schemas.done.insert(list, list_schema);
     references
+}
+
+/// The fields by which a definition lets its objects be selected; none if it names none.
+fn selectable_fields(resource: &Resource) -> Option<Value> {
+    let selectable = &resource.custom.as_ref()?.version().selectable;
+    let fields: Vec<Value> = selectable.iter().map(|(path, _)| json!({"fieldPath": &**path})).collect();
+    (!fields.is_empty()).then(|| fields.into())
 }
 
 fn meta_reference(schemas: &mut Schemas, kind: &str) -> Value {

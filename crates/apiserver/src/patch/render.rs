@@ -74,7 +74,8 @@ impl Place<'_> {
 }
 
 fn put(kind: Option<&Kind>, value: &Value, touched: Option<&Value>, place: &mut Place<'_>, out: &mut String) {
-    let touched = touched.filter(|t| t.is_object());
+    // A merge patch touches the lists that it brings, too.
+    let touched = touched.filter(|t| t.is_object() || t.is_array());
     let kind = place.kind().or(kind);
     match value {
         Value::Object(map) => {
@@ -115,7 +116,8 @@ fn put(kind: Option<&Kind>, value: &Value, touched: Option<&Value>, place: &mut 
                     out.push(',');
                 }
                 place.at.push(index.to_string());
-                put(inner, item, touched.and_then(|t| t.get(index.to_string())), place, out);
+                let below = touched.and_then(|t| t.get(index).or_else(|| t.get(index.to_string())));
+                put(inner, item, below, place, out);
                 place.at.pop();
             }
             out.push(']');
@@ -134,6 +136,16 @@ mod tests {
         let path = "/a".repeat(1_000_000);
         let document = touched(&json!([{"op": "test", "path": path, "value": null}]));
         assert!(document.count_within(MAX_DEPTH + 1).is_some());
+    }
+
+    #[test]
+    fn lists_of_a_merge_patch_are_sorted_within() {
+        let type_ = schema::named("core.v1.PodSpec").expect("a type");
+        let containers = json!([{"name": "c", "image": "i", "foo": 1}]);
+        let value = json!({"containers": containers});
+        let printed = |touched: &Value| object(type_, &value, touched, &Moved::new());
+        assert_eq!(printed(&value), r#"{"containers":[{"foo":1,"image":"i","name":"c"}]}"#);
+        assert_eq!(printed(&Value::Null), r#"{"containers":[{"name":"c","image":"i","foo":1}]}"#);
     }
 
     #[test]

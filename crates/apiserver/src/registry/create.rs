@@ -187,7 +187,7 @@ impl Registry {
         if let Some(error) = settled(&self.rbac, param_access).await {
             return Err(metadata::invalid(resource, name, &[error]));
         }
-        let warnings = strategy.warnings(&object).into_iter().chain(self.inert_warning(resource));
+        let warnings = strategy.warnings_on_create(&object).into_iter().chain(self.inert_warning(resource));
         warnings.for_each(|w| write.options.warnings.add(w));
         self.admission.validate(&view, &attributes, Some(&object)).await?;
         let mut charges = self.admission.charge(&view, &attributes, &object)?;
@@ -195,7 +195,7 @@ impl Registry {
         if write.options.dry_run {
             return match view.snapshot.get(key.as_bytes()) {
                 Some(entry) => Err(taken(resource, name, entry)),
-                None => Ok(object.into()),
+                None => Ok(Written::from(object).reread(resource)),
             };
         }
         if versioned && !applied {
@@ -223,7 +223,7 @@ impl Registry {
                     stored::set_version(&mut object, revision);
                     Arc::new(object)
                 });
-                return Ok(Written::stored(object, encoded, revision));
+                return Ok(Written::stored(object, encoded, revision).reread(resource));
             }
             // Somebody else has taken the name, the address, or of the same quota.
             view = self.view();

@@ -495,9 +495,10 @@ impl Registry {
 }
 
 /// Brings an object to the form in which upstream would store it.
-fn normalise(resource: &Resource, object: &mut Value) {
-    if let Some(type_) = resource.schema {
-        ferrite_api::codec::normalise_for_storage(type_, object);
+pub(crate) fn normalise(resource: &Resource, object: &mut Value) {
+    match resource.schema {
+        Some(type_) => ferrite_api::codec::normalise_for_storage(type_, object),
+        None => ferrite_api::custom::normalise_metadata(object),
     }
 }
 

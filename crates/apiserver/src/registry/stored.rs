@@ -146,6 +146,27 @@ impl Written {
         Self { object, stored: Some((encoded, revision)) }
     }
 
+    /// As upstream: an object of a custom kind is answered as its next reader gets it.
+    pub fn reread(mut self, resource: &Resource) -> Self {
+        let Some(custom) = resource.custom.as_ref().filter(|custom| !custom.reads_as_written()) else {
+            return self;
+        };
+        match &mut self.stored {
+            Some((encoded, _)) => {
+                encoded.version_at = None;
+                self.object = None;
+            }
+            None => {
+                if let Some(object) = &mut self.object {
+                    let object = Arc::make_mut(object);
+                    custom.to_storage(object);
+                    custom.from_storage(object);
+                }
+            }
+        }
+        self
+    }
+
     /// The object itself.
     pub fn object(&self, resource: &Resource) -> Cow<'_, Value> {
         match (&self.object, &self.stored) {

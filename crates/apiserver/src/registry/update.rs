@@ -106,7 +106,7 @@ impl Registry {
                 new.clone_from(&old);
             }
             if update.write.options.dry_run {
-                return Ok(new.into());
+                return Ok(Written::from(new).reread(resource));
             }
             let finished = is_finished(resource, &new);
             let encoded = self.encode(resource, &new).await?;
@@ -139,7 +139,7 @@ impl Registry {
                     if !finished {
                         self.recent.keep(resource, &key, &encoded.value, revision, &new);
                     }
-                    return Ok(Written::stored(Some(new), encoded, revision));
+                    return Ok(Written::stored(Some(new), encoded, revision).reread(resource));
                 }
                 // Another writer was faster. The change is made again on the present object; one that names
                 // a version then fails its precondition.

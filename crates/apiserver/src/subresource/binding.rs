@@ -16,9 +16,6 @@ pub(super) async fn handle(call: &mut Call) -> Result<Response, Status> {
     let binding = call.read_as(&Gvk::new("", "v1", "Binding"), options.field_validation).await?;
     call.check_namespace(&binding)?;
     let name = call.name().to_owned();
-    if meta::name(&binding) != name {
-        return Err(Status::bad_request("name in URL does not match name in Binding object"));
-    }
     bind(call, &name, &binding, &options).await
 }
 
@@ -33,6 +30,27 @@ pub(crate) async fn create(call: &Call, binding: &Value, options: &WriteOptions)
 }
 
 async fn bind(call: &Call, name: &str, binding: &Value, options: &WriteOptions) -> Result<Response, Status> {
+    let mut admitted = binding.clone();
+    let registry = &call.server.registry;
+    let pods = registry.table.find("", "v1", "pods").ok_or_else(Status::no_such_path)?;
+    let attributes = Attributes {
+        operation: Operation::Create,
+        resource: pods,
+        subresource: Some("binding"),
+        namespace: call.namespace(),
+        name,
+        unnamed: false,
+        user: &call.user,
+        old: None,
+        options,
+        rbac: &registry.rbac,
+    };
+    let view = registry.view();
+    // As upstream: admission comes before the name and the target are checked.
+    registry.admission.mutate(&view, &attributes, &mut admitted).await?;
+    if meta::name(binding) != name {
+        return Err(Status::bad_request("name in URL does not match name in Binding object"));
+    }
     let target = &binding["target"];
     let node = target["name"].as_str().unwrap_or_default();
     let path = Path::new("target");
@@ -51,23 +69,6 @@ async fn bind(call: &Call, name: &str, binding: &Value, options: &WriteOptions) 
         // As upstream: bindings have no strategy of their own, and their faults are bare errors.
         return Err(Status::bare(&errors));
     }
-    let mut admitted = binding.clone();
-    let registry = &call.server.registry;
-    let pods = registry.table.find("", "v1", "pods").ok_or_else(Status::no_such_path)?;
-    let attributes = Attributes {
-        operation: Operation::Create,
-        resource: pods,
-        subresource: Some("binding"),
-        namespace: call.namespace(),
-        name,
-        unnamed: false,
-        user: &call.user,
-        old: None,
-        options,
-        rbac: &registry.rbac,
-    };
-    let view = registry.view();
-    registry.admission.mutate(&view, &attributes, &mut admitted).await?;
     registry.admission.validate(&view, &attributes, Some(&admitted)).await?;
     drop(view);
     let labels = meta::labels(&admitted);

@@ -23,11 +23,13 @@ pub(super) async fn handle(call: &mut Call) -> Result<Response, Status> {
     let options = call.write_options()?;
     let eviction = call.read_as(&Gvk::new(GROUP, "v1", "Eviction"), options.field_validation).await?;
     call.check_namespace(&eviction)?;
+    // As upstream: admission comes before the name is checked and the pod is looked up.
+    let pod = call.server.registry.read(&call.resource, call.namespace(), call.name());
+    let eviction = admit(call, &options, pod.as_ref().ok(), eviction).await?;
     if meta::name(&eviction) != call.name() {
         return Err(Status::bad_request("name in URL does not match name in Eviction object"));
     }
-    let pod = call.server.registry.read(&call.resource, call.namespace(), call.name())?;
-    let eviction = admit(call, &options, &pod, eviction).await?;
+    let pod = pod?;
     let delete = DeleteOptions::parse(&Query::default(), eviction.get("deleteOptions"))?;
     let dry_run = options.dry_run || delete.dry_run;
     let mut delete = DeleteOptions { dry_run, ..delete };
@@ -66,7 +68,7 @@ pub(super) async fn handle(call: &mut Call) -> Result<Response, Status> {
 async fn admit(
     call: &Call,
     options: &WriteOptions,
-    pod: &Value,
+    pod: Option<&Value>,
     mut eviction: Value,
 ) -> Result<Value, Status> {
     let registry = &call.server.registry;
@@ -78,7 +80,7 @@ async fn admit(
         name: call.name(),
         unnamed: false,
         user: &call.user,
-        old: Some(pod),
+        old: pod,
         options,
         rbac: &registry.rbac,
     };

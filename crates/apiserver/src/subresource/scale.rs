@@ -95,9 +95,15 @@ async fn apply(call: &mut Call) -> Result<Response, Status> {
     });
     let usual = ["spec".to_owned(), "replicas".to_owned()];
     let path = scale_paths(&call.resource).map_or(&usual[..], |paths| &paths.spec_replicas);
-    put(&mut config, path, scale.pointer("/spec/replicas").cloned().unwrap_or(0.into()));
+    if let Some(replicas) = scale.pointer("/spec/replicas") {
+        put(&mut config, path, replicas.clone());
+    }
     let change = |old: &Value| {
         let mut new = crate::managed::apply(&call.resource, Some(old), &config, &options, Some("scale"))?;
+        // As upstream: replicas that nobody applies any more are none.
+        if at(&new, path).is_none() {
+            put(&mut new, path, 0.into());
+        }
         crate::managed::forget_time(&mut new, "scale");
         Ok(new)
     };

@@ -38,6 +38,13 @@ pub(super) async fn handle(call: &mut Call) -> Result<Response, Status> {
         });
     }
     call.check_namespace(&request)?;
+    let now = Timestamp::now();
+    let spec = &mut request["spec"];
+    let seconds = spec["expirationSeconds"].as_i64().unwrap_or(DEFAULT_SECONDS);
+    spec["expirationSeconds"] = seconds.into();
+    crate::managed::on_body(&gvk, &mut request, &options, "token", now);
+    // As upstream: admission comes before the name is checked and the account is looked up.
+    admit(call, &options, &mut request).await?;
     let given = meta::name(&request);
     if !given.is_empty() && given != call.name() {
         let error = FieldError::invalid(
@@ -48,16 +55,16 @@ pub(super) async fn handle(call: &mut Call) -> Result<Response, Status> {
         return Err(Status::invalid(&gvk.group, &gvk.kind, call.name(), &[error]));
     }
     let account = call.server.registry.read(&call.resource, call.namespace(), call.name())?;
+    let (given, uid) = (meta::uid(&request), meta::uid(&account));
+    if !given.is_empty() && given != uid {
+        let why = format!(
+            "the UID in the token request ({given}) does not match the UID of the service account ({uid})"
+        );
+        return Err(Status::conflict(&gvk.group, &gvk.kind, call.name(), &why));
+    }
     let Some(signer) = &call.server.tokens else {
         return Err(Status::unavailable("this server has no key to sign tokens with"));
     };
-    let now = Timestamp::now();
-    let spec = &mut request["spec"];
-    let seconds = spec["expirationSeconds"].as_i64().unwrap_or(DEFAULT_SECONDS);
-    spec["expirationSeconds"] = seconds.into();
-    check_seconds(seconds)?;
-    crate::managed::on_body(&gvk, &mut request, &options, "token", now);
-    admit(call, &options, &mut request).await?;
     let mut seconds = request["spec"]["expirationSeconds"].as_i64().unwrap_or(seconds);
     check_seconds(seconds)?;
     let spec = &mut request["spec"];

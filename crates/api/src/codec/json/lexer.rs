@@ -63,6 +63,11 @@ impl<'a> Lexer<'a> {
         }
     }
 
+    /// As [`Self::unexpected`] inside of a literal. As upstream: a text that ends there is read as if a space followed.
+    fn unexpected_inside(&self, context: &str) -> Fault {
+        invalid(self.bytes.get(self.at).copied().unwrap_or(b' '), context)
+    }
+
     pub(super) fn shape(&mut self) -> Result<Shape, Fault> {
         Ok(match self.peek()? {
             b'n' => Shape::Null,
@@ -83,14 +88,11 @@ impl<'a> Lexer<'a> {
 
     fn literal(&mut self, word: &'static str) -> Result<(), Fault> {
         for expected in word.bytes() {
-            match self.bytes.get(self.at) {
-                Some(&byte) if byte == expected => self.at += 1,
-                Some(&byte) => {
-                    let context = format!("in literal {word} (expecting {})", quote(expected));
-                    return Err(invalid(byte, &context));
-                }
-                None => return Err(unexpected_end()),
+            if self.bytes.get(self.at) != Some(&expected) {
+                let context = format!("in literal {word} (expecting {})", quote(expected));
+                return Err(self.unexpected_inside(&context));
             }
+            self.at += 1;
         }
         Ok(())
     }
@@ -116,7 +118,7 @@ impl<'a> Lexer<'a> {
         match self.bytes.get(self.at) {
             Some(b'0') => self.at += 1,
             Some(b'1'..=b'9') => self.digits(),
-            _ => return Err(self.unexpected("in numeric literal")),
+            _ => return Err(self.unexpected_inside("in numeric literal")),
         }
         if self.bytes.get(self.at) == Some(&b'.') {
             self.at += 1;
@@ -142,7 +144,7 @@ impl<'a> Lexer<'a> {
     fn some_digits(&mut self, context: &str) -> Result<(), Fault> {
         let start = self.at;
         self.digits();
-        if self.at == start { Err(self.unexpected(context)) } else { Ok(()) }
+        if self.at == start { Err(self.unexpected_inside(context)) } else { Ok(()) }
     }
 
     /// A string; bytes that are not UTF-8 become the replacement character, as in Go. It is copied only if
@@ -196,7 +198,7 @@ impl<'a> Lexer<'a> {
     }
 
     fn escape(&mut self) -> Result<char, Fault> {
-        let Some(&byte) = self.bytes.get(self.at) else { return Err(unexpected_end()) };
+        let byte = self.bytes.get(self.at).copied().unwrap_or(b' ');
         let plain = match byte {
             b'"' | b'\\' | b'/' => byte as char,
             b'b' => '\u{8}',
@@ -209,7 +211,7 @@ impl<'a> Lexer<'a> {
                 let high = self.hex4()?;
                 return Ok(self.join_surrogates(high));
             }
-            _ => return Err(self.unexpected("in string escape code")),
+            _ => return Err(self.unexpected_inside("in string escape code")),
         };
         self.at += 1;
         Ok(plain)
@@ -221,7 +223,7 @@ impl<'a> Lexer<'a> {
             let digit = self.bytes.get(self.at).and_then(|b| (*b as char).to_digit(16));
             match digit {
                 Some(digit) => value = value * 16 + digit,
-                None => return Err(self.unexpected("in \\u hexadecimal character escape")),
+                None => return Err(self.unexpected_inside("in \\u hexadecimal character escape")),
             }
             self.at += 1;
         }

@@ -55,6 +55,13 @@ fn words_errors_as_upstream() {
         (r#"{"spec":}"#, "invalid character '}' looking for beginning of value"),
         (r#"{"spec""#, "unexpected end of JSON input"),
         (r#"{"spec":nul1}"#, "invalid character '1' in literal null (expecting 'l')"),
+        (r#"{"spec":nul"#, "invalid character ' ' in literal null (expecting 'l')"),
+        (r#"{"spec":-"#, "invalid character ' ' in numeric literal"),
+        (r#"{"spec":1."#, "invalid character ' ' after decimal point in numeric literal"),
+        (r#"{"spec":1e"#, "invalid character ' ' in exponent of numeric literal"),
+        (r#"{"spec":"\"#, "invalid character ' ' in string escape code"),
+        (r#"{"spec":"\u00"#, "invalid character ' ' in \\u hexadecimal character escape"),
+        (r#"{"spec":"x"#, "unexpected end of JSON input"),
         (r#"{} x"#, "invalid character 'x' after top-level value"),
         (
             r#"{"spec":{"overhead":{"cpu":"1x"}}}"#,

@@ -96,6 +96,10 @@ impl Strategy for Deployments {
         errors
     }
 
+    fn warnings_on_create(&self, object: &Value) -> Vec<String> {
+        workload::name_warning(object).into_iter().chain(self.warnings(object)).collect()
+    }
+
     fn warnings(&self, object: &Value) -> Vec<String> {
         workload::template_warnings(&object["spec"]["template"], "spec.template")
     }

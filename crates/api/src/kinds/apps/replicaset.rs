@@ -63,6 +63,10 @@ impl Strategy for ReplicaSets {
         workload::validate_counts(&new["status"], &counts, &counts[1..4], "readyReplicas")
     }
 
+    fn warnings_on_create(&self, object: &Value) -> Vec<String> {
+        workload::name_warning(object).into_iter().chain(self.warnings(object)).collect()
+    }
+
     fn warnings(&self, object: &Value) -> Vec<String> {
         workload::template_warnings(&object["spec"]["template"], "spec.template")
     }

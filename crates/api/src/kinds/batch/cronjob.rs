@@ -1,6 +1,6 @@
 //! CronJobs.
 
-use super::job::default_job_template;
+use super::job::{self, default_job_template};
 use super::job_rules::validate_job_template;
 use crate::cron::Schedule;
 use crate::field::{FieldError, FieldErrors, Path};
@@ -74,9 +74,12 @@ impl Strategy for CronJobs {
         errors
     }
 
+    fn warnings_on_create(&self, object: &Value) -> Vec<String> {
+        workload::name_warning(object).into_iter().chain(self.warnings(object)).collect()
+    }
+
     fn warnings(&self, object: &Value) -> Vec<String> {
-        let template = &object["spec"]["jobTemplate"]["spec"]["template"];
-        let mut warnings = workload::template_warnings(template, "spec.jobTemplate.spec.template");
+        let mut warnings = job::warnings_of(&object["spec"]["jobTemplate"]["spec"], "spec.jobTemplate.spec");
         if text(&object["spec"], "schedule").contains("TZ") {
             warnings.push(
                 "CRON_TZ or TZ used in spec.schedule is not officially supported, see \

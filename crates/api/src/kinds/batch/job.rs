@@ -38,6 +38,27 @@ fn default_labels(object: &mut Value) {
     }
 }
 
+/// Indexes of an indexed Job, and pods of it at once, from which its status may not keep track of failures.
+const MANY_COMPLETIONS: i64 = 100_000;
+const MANY_PODS: i64 = 10_000;
+
+/// Warnings about the specification of a Job, which may be the one that a CronJob makes.
+pub(super) fn warnings_of(spec: &Value, path: &str) -> Vec<String> {
+    let mut warnings = Vec::new();
+    let more = |key: &str, than: i64| spec[key].as_i64().is_some_and(|number| number > than);
+    if text(spec, "completionMode") == "Indexed"
+        && more("completions", MANY_COMPLETIONS)
+        && more("parallelism", MANY_PODS)
+    {
+        warnings.push(format!(
+            "{path}: In Indexed Jobs with a number of completions higher than 10^5 and a parallelism higher than 10^4, \
+             Kubernetes might not be able to track completedIndexes when a big number of indexes fail"
+        ));
+    }
+    warnings.extend(workload::template_warnings(&spec["template"], &format!("{path}.template")));
+    warnings
+}
+
 impl Strategy for Jobs {
     fn pod_spec(&self) -> Option<&'static str> {
         Some("/spec/template/spec")
@@ -160,8 +181,12 @@ impl Strategy for Jobs {
         job_status::validate(new, old)
     }
 
+    fn warnings_on_create(&self, object: &Value) -> Vec<String> {
+        workload::name_warning(object).into_iter().chain(self.warnings(object)).collect()
+    }
+
     fn warnings(&self, object: &Value) -> Vec<String> {
-        workload::template_warnings(&object["spec"]["template"], "spec.template")
+        warnings_of(&object["spec"], "spec")
     }
 
     fn generation_fields(&self) -> &'static [&'static str] {

@@ -2,7 +2,7 @@
 
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::common::access::{
-    clear_status, ensure_object, keep, keep_metadata, list, list_mut, present, strings, text,
+    clear_status, ensure_object, keep, list, list_mut, present, strings, text,
 };
 use crate::kinds::common::cell;
 use crate::kinds::common::check::repeated;
@@ -103,7 +103,6 @@ impl Strategy for CertificateSigningRequests {
             return;
         }
         keep(new, old, "spec");
-        keep_metadata(new, old, "managedFields");
         let status = ensure_object(new, "status");
         keep(status, &old["status"], "certificate");
         stamp_conditions(status, &old["status"]);

@@ -108,6 +108,18 @@ pub fn validate_pod_template(template: &Value, path: &Path) -> FieldErrors {
     errors
 }
 
+/// A warning about a new workload whose name makes odd names of pods.
+pub fn name_warning(object: &Value) -> Option<String> {
+    let problems = crate::meta_validation::dns1123_label(crate::meta::name(object));
+    (!problems.is_empty()).then(|| {
+        format!(
+            "metadata.name: this is used in Pod names and hostnames, which can result in surprising behavior; a DNS \
+             label is recommended: [{}]",
+            problems.join(" ")
+        )
+    })
+}
+
 /// Warnings about the pods a template makes.
 pub fn template_warnings(template: &Value, path: &str) -> Vec<String> {
     crate::kinds::core::pod::warnings(template, &Path::new(path))

@@ -96,13 +96,15 @@ impl Strategy for PersistentVolumes {
     }
 
     fn validate(&self, object: &Value) -> FieldErrors {
-        validate_spec(&object["spec"], crate::meta::name(object), &Path::new("spec"))
+        let mut errors = validate_volume(object);
+        errors.extend(validate_mount_options(object));
+        errors
     }
 
     fn validate_update(&self, new: &Value, old: &Value) -> FieldErrors {
         // As upstream: the volume is validated as a new one, and again as a change.
         let mut errors = self.validate(new);
-        errors.extend_from_within(..);
+        errors.extend(validate_volume(new));
         let (is, was) = (&new["spec"], &old["spec"]);
         let sources = |spec: &Value| -> Value {
             SOURCES.iter().filter_map(|kind| Some((*kind, object(spec, kind)?.clone()))).collect()
@@ -141,7 +143,7 @@ impl Strategy for PersistentVolumes {
         let annotations = map(&object["metadata"], "annotations");
         for (key, since, instead) in [
             ("volume.beta.kubernetes.io/storage-class", "v1.8", "storageClassName"),
-            ("volume.beta.kubernetes.io/mount-options", "v1.31", "mountOptions"),
+            (MOUNT_OPTIONS, "v1.31", "mountOptions"),
         ] {
             if annotations.is_some_and(|a| a.contains_key(key)) {
                 warnings.push(format!(
@@ -265,6 +267,38 @@ pub(in crate::kinds) fn validate_inline(spec: &Value, path: &Path) -> FieldError
         errors.push(forbid("volumeMode", why));
     }
     errors
+}
+
+fn validate_volume(volume: &Value) -> FieldErrors {
+    validate_spec(&volume["spec"], crate::meta::name(volume), &Path::new("spec"))
+}
+
+const MOUNT_OPTIONS: &str = "volume.beta.kubernetes.io/mount-options";
+
+/// Sources of volumes that are mounted with the options of an annotation.
+const MOUNTED_WITH_OPTIONS: [&str; 13] = [
+    "gcePersistentDisk",
+    "awsElasticBlockStore",
+    "glusterfs",
+    "nfs",
+    "rbd",
+    "quobyte",
+    "iscsi",
+    "cinder",
+    "cephfs",
+    "azureFile",
+    "vsphereVolume",
+    "azureDisk",
+    "photonPersistentDisk",
+];
+
+fn validate_mount_options(volume: &Value) -> Option<FieldError> {
+    let annotated = map(&volume["metadata"], "annotations").is_some_and(|a| a.contains_key(MOUNT_OPTIONS));
+    let mounted = MOUNTED_WITH_OPTIONS.iter().any(|kind| object(&volume["spec"], kind).is_some());
+    (annotated && !mounted).then(|| {
+        let path = Path::new("metadata").child("annotations").child(MOUNT_OPTIONS);
+        FieldError::forbidden(&path, "may not specify mount options for this volume type")
+    })
 }
 
 fn validate_spec(spec: &Value, name: &str, path: &Path) -> FieldErrors {

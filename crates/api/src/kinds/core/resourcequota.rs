@@ -19,7 +19,30 @@ const ZERO: &str = "0";
 
 pub(in crate::kinds) struct ResourceQuotas;
 
+/// The resources of which both requests and limits can be limited.
+const REQUESTED: [&str; 4] = ["cpu", "memory", "storage", "ephemeral-storage"];
+
+/// Requests that may be larger than the limits are never used up.
+fn warnings_of(hard: &Value) -> Vec<String> {
+    let amount = |name: String| {
+        let amount = Quantity::parse(hard[name.as_str()].as_str()?).ok()?;
+        Some((name, amount))
+    };
+    let wider = |name: &str| {
+        let bare = || matches!(name, "cpu" | "memory").then(|| amount(name.to_owned())).flatten();
+        let (request, requested) = amount(format!("requests.{name}")).or_else(bare)?;
+        let (limit, limited) = amount(format!("limits.{name}"))?;
+        (requested > limited)
+            .then(|| format!("ResourceQuota {request} ({requested}) should be less than {limit} ({limited})"))
+    };
+    REQUESTED.iter().filter_map(|name| wider(name)).collect()
+}
+
 impl Strategy for ResourceQuotas {
+    fn warnings_on_create(&self, object: &Value) -> Vec<String> {
+        warnings_of(&object["spec"]["hard"])
+    }
+
     fn default(&self, object: &mut Value) {
         if let Some(hard) = ensure_object(object, "spec").get_mut("hard") {
             default_resource_list(hard);

@@ -1,14 +1,14 @@
 //! RuntimeClasses.
 
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::common::access::{list, object, object_mut, text};
+use crate::kinds::common::access::{list, map, object, object_mut, text};
 use crate::kinds::common::cell;
 use crate::kinds::common::check::{IMMUTABLE, complaints, repeated};
 use crate::kinds::common::go;
 use crate::kinds::common::row::{NAME, shown};
 use crate::kinds::core::pod::defaults::default_resource_list;
 use crate::kinds::core::pod::resources::validate_resources;
-use crate::kinds::core::pod::validate_tolerations;
+use crate::kinds::core::pod::{old_label, validate_tolerations};
 use crate::meta_validation::{dns1123_label, validate_labels};
 use crate::resource::{Column, MetadataUse, Strategy};
 use ferrite_json::{Value, json};
@@ -18,6 +18,11 @@ use std::collections::HashSet;
 pub(in crate::kinds) struct RuntimeClasses;
 
 impl Strategy for RuntimeClasses {
+    fn warnings(&self, object: &Value) -> Vec<String> {
+        let keys = map(&object["scheduling"], "nodeSelector").into_iter().flat_map(ferrite_json::Map::keys);
+        keys.filter_map(|key| Some(format!("scheduling.nodeSelector: {}", old_label(key)?))).collect()
+    }
+
     fn metadata_use(&self) -> MetadataUse {
         MetadataUse::Everything
     }

@@ -30,6 +30,18 @@ const WHERE: [&str; 4] = ["nodeName", "nodeSelector", "allNodes", "perDeviceNode
 pub(in crate::kinds) struct ResourceSlices;
 
 impl Strategy for ResourceSlices {
+    fn warnings(&self, object: &Value) -> Vec<String> {
+        let driver = text(&object["spec"], "driver");
+        let warning = || {
+            format!("spec.driver: driver names should be lowercase; {driver:?} contains uppercase characters")
+        };
+        (driver != driver.to_lowercase()).then(warning).into_iter().collect()
+    }
+
+    fn warnings_on_update(&self, new: &Value, _old: &Value) -> Vec<String> {
+        self.warnings(new)
+    }
+
     fn default(&self, object: &mut Value) {
         for device in list_mut(ensure_object(object, "spec"), "devices") {
             default_taints(device);

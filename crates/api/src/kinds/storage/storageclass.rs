@@ -6,6 +6,7 @@ use crate::kinds::common::access::{default_field, list, strings, text};
 use crate::kinds::common::cell;
 use crate::kinds::common::check::{complaints, immutable, one_of, repeated};
 use crate::kinds::common::row::{NAME, shown};
+use crate::kinds::core::pod::old_label;
 use crate::meta_validation::qualified_name;
 use crate::resource::{Column, MetadataUse, Strategy};
 use ferrite_json::Value;
@@ -15,6 +16,18 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 pub(in crate::kinds) struct StorageClasses;
 
 impl Strategy for StorageClasses {
+    fn warnings(&self, object: &Value) -> Vec<String> {
+        let mut warnings = Vec::new();
+        for (index, term) in list(object, "allowedTopologies").iter().enumerate() {
+            let path = Path::new("allowedTopologies").index(index).child("matchLabelExpressions");
+            for (index, expression) in list(term, "matchLabelExpressions").iter().enumerate() {
+                let why = old_label(text(expression, "key"));
+                warnings.extend(why.map(|why| format!("{}: {why}", path.index(index).child("key"))));
+            }
+        }
+        warnings
+    }
+
     fn metadata_use(&self) -> MetadataUse {
         MetadataUse::Everything
     }

@@ -7,6 +7,7 @@ mod odd_values;
 mod pod_life;
 mod pods;
 mod validation;
+mod warned;
 mod wider;
 
 use super::*;

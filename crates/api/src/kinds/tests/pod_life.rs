@@ -73,6 +73,17 @@ fn subresources_of_pods_that_cannot_have_them() {
             vec!["[]: Forbidden: windows pods cannot be resized"],
         ),
         ("resize", &sized("1"), &sized("2"), vec![]),
+        // As upstream: claims are compared with those of the old pod alone.
+        (
+            "resize",
+            &sized("1"),
+            &pod(container(
+                json!({"resources": {"limits": {"cpu": "1", "memory": "1Gi"}, "claims": [{"name": "x"}]}}),
+            )),
+            vec![
+                "spec.containers[0].resources.claims[0]: Not found: \"x\": must be one of the names in pod.spec.resourceClaims which is empty",
+            ],
+        ),
         ("resize", &sized("1"), &policy, vec!["spec: Forbidden: only cpu and memory resources are mutable"]),
         (
             "resize",
@@ -195,6 +206,21 @@ fn what_is_said_of_a_pod() {
                 {"podAffinityTerm": {"topologyKey": "k"}}]}}}}),
             vec![
                 "spec.affinity.podAntiAffinity.preferredDuringSchedulingIgnoredDuringExecution[0].podAffinityTerm.labelSelector: a null labelSelector results in matching no pod",
+            ],
+        ),
+        (
+            json!({"spec": {"nodeSelector": {"node-role.kubernetes.io/master": "", "app.kubernetes.io/created-by": "x"}}}),
+            vec![
+                "spec.nodeSelector[app.kubernetes.io/created-by]: deprecated since v1.9",
+                "spec.nodeSelector[node-role.kubernetes.io/master]: use \"node-role.kubernetes.io/control-plane\" instead",
+            ],
+        ),
+        (
+            json!({"spec": {"containers": [
+                {"name": "c", "image": "i", "ports": [{"containerPort": 1, "name": "x"}]},
+                {"name": "d", "image": "i", "ports": [{"containerPort": 2, "name": "x"}]}]}}),
+            vec![
+                "spec.containers[1].ports[0]: duplicate port name \"x\" with spec.containers[0].ports[0], services and probes that select ports by name will use spec.containers[0].ports[0]",
             ],
         ),
         (

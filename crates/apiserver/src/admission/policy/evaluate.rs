@@ -7,7 +7,7 @@ use ferrite_cel::{Activation, EvalError, LazyObject, Limits, Value as Cel, with_
 use ferrite_json::Value;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use thiserror::Error;
 
 /// The values that expressions read.
@@ -103,9 +103,7 @@ fn evaluate_here<T>(
                 continue;
             }
         };
-        let started = Instant::now();
-        let evaluation = evaluation(|| program.evaluate(activation, Limits::cost(PER_CALL_LIMIT)));
-        let elapsed = started.elapsed();
+        let (evaluation, elapsed) = evaluation(|| program.evaluate(activation, Limits::cost(PER_CALL_LIMIT)));
         for cost in [variables.cost.swap(0, Ordering::Relaxed), evaluation.cost] {
             left = left.checked_sub(cost).ok_or(Stop::OutOfBudget)?;
         }
@@ -150,7 +148,7 @@ impl<'a> Variables<'a> {
             return Err(EvalError::new("the variables have no values to read"));
         };
         let visible = self.visible.swap(index, Ordering::Relaxed);
-        let evaluation = evaluation(|| program.evaluate(activation, Limits::cost(PER_CALL_LIMIT)));
+        let (evaluation, _) = evaluation(|| program.evaluate(activation, Limits::cost(PER_CALL_LIMIT)));
         self.visible.store(visible, Ordering::Relaxed);
         self.cost.fetch_add(evaluation.cost, Ordering::Relaxed);
         evaluation.result.map_err(|error| {

@@ -83,7 +83,7 @@ impl Conditions {
                     continue;
                 }
             };
-            let evaluation = evaluation(|| program.evaluate(&activation, Limits::cost(PER_CALL_LIMIT)));
+            let (evaluation, _) = evaluation(|| program.evaluate(&activation, Limits::cost(PER_CALL_LIMIT)));
             let Some(rest) = left.checked_sub(evaluation.cost) else {
                 let why = "validation failed due to running out of cost budget, no further validation rules will be run";
                 return Met::Failed(why.to_owned());

@@ -24,7 +24,7 @@ mod windows;
 pub use annotations::{validate_annotations, validate_profiles_match};
 pub use scheduling::{validate_node_selector, validate_taint_effect, validate_tolerations};
 pub use spec::validate_spec;
-pub use warnings::warnings;
+pub use warnings::{old_label, warnings};
 
 use crate::field::FieldErrors;
 use crate::kinds::common::access::{
@@ -195,6 +195,10 @@ impl Strategy for Pods {
 
     fn cells(&self, object: &Value, now: Timestamp) -> Vec<Value> {
         print::cells(object, now)
+    }
+
+    fn row_conditions(&self, object: &Value) -> Option<Value> {
+        print::row_conditions(object)
     }
 
     fn deletion(&self, object: &Value, requested: Option<i64>) -> Deletion {

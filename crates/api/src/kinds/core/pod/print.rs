@@ -2,9 +2,19 @@
 
 use crate::kinds::common::access::{flag, int, list, present, text};
 use crate::table::{NONE, age, duration};
-use ferrite_json::Value;
+use ferrite_json::{Value, json};
 use jiff::Timestamp;
 use std::collections::HashSet;
+
+/// The condition by which a client hides pods that have ended.
+pub fn row_conditions(pod: &Value) -> Option<Value> {
+    let (phase, message) = match pod["status"]["phase"].as_str()? {
+        phase @ "Succeeded" => (phase, "The pod has completed successfully."),
+        phase @ "Failed" => (phase, "The pod failed."),
+        _ => return None,
+    };
+    Some(json!([{"type": "Completed", "status": "True", "reason": phase, "message": message}]))
+}
 
 /// One cell per column of the pod table.
 pub fn cells(pod: &Value, now: Timestamp) -> Vec<Value> {

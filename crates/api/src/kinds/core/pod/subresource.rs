@@ -132,7 +132,7 @@ fn validate_resize(new: &Value, old: &Value) -> FieldErrors {
         }
     }
     for (after, before) in list(is, "containers").iter().zip(list(was, "containers")) {
-        if without_sizes(after) != without_sizes(before) {
+        if resized(after) != without_sizes(before) {
             errors.push(FieldError::forbidden(&path, "only cpu and memory resources are mutable"));
         }
     }
@@ -140,7 +140,7 @@ fn validate_resize(new: &Value, old: &Value) -> FieldErrors {
         list(is, "initContainers").iter().zip(list(was, "initContainers")).enumerate()
     {
         let path = path.child("initContainers").index(index);
-        if without_sizes(after) != without_sizes(before) {
+        if resized(after) != without_sizes(before) {
             errors.push(FieldError::forbidden(
                 &path,
                 "only cpu and memory resources for init or sidecar containers are mutable",
@@ -225,6 +225,16 @@ fn removed(new: &Value, old: &Value, what: &str, path: &Path) -> FieldErrors {
         })
         .map(|kind| FieldError::forbidden(&path.child(kind), format!("{what} {kind} cannot be removed")))
         .collect()
+}
+
+/// As [`without_sizes`], for the container of a resized pod. As upstream: its claims are not compared, so that a container
+/// that had some cannot be resized.
+fn resized(container: &Value) -> Value {
+    let mut container = without_sizes(container);
+    if let Some(resources) = object_mut(&mut container, "resources") {
+        remove(resources, "claims");
+    }
+    container
 }
 
 /// A container, or a specification, without the fields that resizing may change.

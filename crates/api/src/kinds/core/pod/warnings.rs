@@ -11,13 +11,28 @@ use crate::quantity::Quantity;
 use ferrite_json::{Map, Value};
 use std::collections::{HashMap, HashSet};
 
-/// Labels of nodes that have newer names, and since when.
-const OLD_LABELS: &[(&str, &str, &str)] = &[
-    ("beta.kubernetes.io/arch", "v1.14", "kubernetes.io/arch"),
-    ("beta.kubernetes.io/os", "v1.14", "kubernetes.io/os"),
-    ("failure-domain.beta.kubernetes.io/region", "v1.17", "topology.kubernetes.io/region"),
-    ("failure-domain.beta.kubernetes.io/zone", "v1.17", "topology.kubernetes.io/zone"),
-    ("beta.kubernetes.io/instance-type", "v1.17", "node.kubernetes.io/instance-type"),
+/// Labels of nodes that are deprecated, and what a client is told about each.
+const OLD_LABELS: &[(&str, &str)] = &[
+    ("beta.kubernetes.io/arch", "deprecated since v1.14; use \"kubernetes.io/arch\" instead"),
+    ("beta.kubernetes.io/os", "deprecated since v1.14; use \"kubernetes.io/os\" instead"),
+    (
+        "failure-domain.beta.kubernetes.io/region",
+        "deprecated since v1.17; use \"topology.kubernetes.io/region\" instead",
+    ),
+    (
+        "failure-domain.beta.kubernetes.io/zone",
+        "deprecated since v1.17; use \"topology.kubernetes.io/zone\" instead",
+    ),
+    (
+        "beta.kubernetes.io/instance-type",
+        "deprecated since v1.17; use \"node.kubernetes.io/instance-type\" instead",
+    ),
+    ("app.kubernetes.io/created-by", "deprecated since v1.9"),
+    (
+        "scheduler.alpha.kubernetes.io/preferAvoidPods",
+        "deprecated since v1.22; use Taints and Tolerations instead",
+    ),
+    ("node-role.kubernetes.io/master", "use \"node-role.kubernetes.io/control-plane\" instead"),
 ];
 
 /// Sources of volumes that are going or gone.
@@ -178,9 +193,9 @@ fn fractional(amount: &Value, place: &Path) -> Option<String> {
         .then(|| format!("{place}: fractional byte value {amount} is invalid, must be an integer"))
 }
 
-fn old_label(key: &str) -> Option<String> {
-    let (_, since, instead) = OLD_LABELS.iter().find(|(old, _, _)| *old == key)?;
-    Some(format!("deprecated since {since}; use {instead:?} instead"))
+/// The warning about a label of nodes; none if it is not deprecated.
+pub fn old_label(key: &str) -> Option<&'static str> {
+    OLD_LABELS.iter().find(|(old, _)| *old == key).map(|(_, warning)| *warning)
 }
 
 fn node_label_warnings(spec: &Value, path: &Path) -> Vec<String> {
@@ -311,6 +326,30 @@ fn port_warnings(spec: &Value, path: &Path) -> Vec<String> {
                 warnings.push(format!("{place}: {how} port definition with {other_place}"));
             }
             same.push((port, place));
+        }
+    }
+    warnings.extend(port_name_warnings(spec, path));
+    warnings
+}
+
+/// Names of ports that stand twice, in whichever containers.
+fn port_name_warnings(spec: &Value, path: &Path) -> Vec<String> {
+    let mut warnings = Vec::new();
+    let mut earlier: HashMap<&str, Path> = HashMap::new();
+    for (container, place) in containers(spec) {
+        for (index, port) in list(container, "ports").iter().enumerate() {
+            let name = text(port, "name");
+            let place = place.under(path).child("ports").index(index);
+            match earlier.get(name) {
+                _ if name.is_empty() => {}
+                Some(other) => warnings.push(format!(
+                    "{place}: duplicate port name {name:?} with {other}, services and probes that select ports by name \
+                     will use {other}"
+                )),
+                None => {
+                    earlier.insert(name, place);
+                }
+            }
         }
     }
     warnings
