@@ -551,12 +551,13 @@ mod tests {
         let before = text();
         metrics.retain_served(&table);
         times.retain_served(&table);
-        assert_eq!(text(), before);
+        assert_eq!(lines(&text(), "pods"), lines(&before, "pods"));
         let others = ferrite_api::kinds::built_in().into_iter().filter(|row| row.plural != "pods");
         let without_pods = ResourceMap::new(others.collect());
         metrics.retain_served(&without_pods);
         times.retain_served(&without_pods);
         let after = text();
+        assert_ne!(lines(&before, "pods"), 0);
         assert_eq!((lines(&after, "pods"), lines(&after, "nodes")), (0, lines(&before, "nodes")));
         assert_eq!(lines(&after, ""), lines(&before, ""), "requests for no resource");
     }

@@ -83,11 +83,11 @@ impl Kept {
     /// Drops what is unused, for as long as it is polled.
     pub async fn run(&self) {
         loop {
-            self.filled.notified().await;
             while self.holds_bytes() {
                 tokio::time::sleep(UNUSED).await;
                 self.drop_unused();
             }
+            self.filled.notified().await;
         }
     }
 

@@ -64,13 +64,13 @@ impl DecodedObjects {
     /// Drops unused objects, for as long as it is polled.
     pub async fn drop_unused(&self) {
         loop {
-            self.filled.notified().await;
             while !self.lock().is_empty() {
                 tokio::time::sleep(UNUSED).await;
                 let mut kept = self.lock();
                 kept.retain(|_, decoded| std::mem::take(&mut decoded.used));
                 kept.shrink_to_fit();
             }
+            self.filled.notified().await;
         }
     }
 
