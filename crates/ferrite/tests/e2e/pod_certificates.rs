@@ -130,6 +130,11 @@ fn answer(world: &World, request: &Value, status: &Value, extra: &[&str]) -> std
     world.try_kubectl(&[&arguments[..], extra].concat())
 }
 
+/// A file of the volume of pod `p`.
+fn read(world: &World, file: &str) -> String {
+    world.kubectl(&["exec", "p", "--", "/bin/busybox", "cat", &format!("/v/{file}")])
+}
+
 #[test]
 fn a_pod_has_its_certificate_and_its_trust_anchors() {
     let mut world = with_gates();
@@ -160,17 +165,16 @@ fn a_pod_has_its_certificate_and_its_trust_anchors() {
     );
     assert!(answer(&world, &request, &status, &[]).status.success());
     world.wait_ready("p");
-    let read = |file: &str| world.kubectl(&["exec", "p", "--", "/bin/busybox", "cat", &format!("/v/{file}")]);
-    let anchors = |file: &str| read(file).matches("BEGIN CERTIFICATE").count();
-    assert_eq!(read("named.pem"), signer.anchor().replace("\r\n", "\n"));
+    let anchors = |file: &str| read(&world, file).matches("BEGIN CERTIFICATE").count();
+    assert_eq!(read(&world, "named.pem"), signer.anchor().replace("\r\n", "\n"));
     assert_eq!(
         (anchors("all.pem"), anchors("none.pem"), anchors("server.pem")),
         (2, 0, 1),
         "each anchor once"
     );
-    let (key, chain) = (read("key.pem"), read("chain.pem"));
+    let (key, chain) = (read(&world, "key.pem"), read(&world, "chain.pem"));
     assert!(key.starts_with("-----BEGIN PRIVATE KEY-----\n"));
-    assert_eq!(read("bundle.pem"), format!("{key}{chain}"));
+    assert_eq!(read(&world, "bundle.pem"), format!("{key}{chain}"));
     assert_eq!(chain, status["certificateChain"].as_str().unwrap().replace("\r\n", "\n"));
     let (_, leaf) = x509_parser::pem::parse_x509_pem(chain.as_bytes()).unwrap();
     let public = leaf.parse_x509().unwrap().public_key().subject_public_key.data.to_vec();
@@ -186,15 +190,15 @@ fn a_pod_has_its_certificate_and_its_trust_anchors() {
     // A bundle that changes is written again.
     publish(&world, "a", &other.anchor());
     let changed = other.anchor().replace("\r\n", "\n");
-    eventually("the changed bundle", || (read("named.pem") == changed).then_some(()));
+    eventually("the changed bundle", || (read(&world, "named.pem") == changed).then_some(()));
 
     // As upstream, a kubelet that starts again asks for another certificate, with another key.
     world.kill();
     world.up();
     let again = pending(&world, "p");
     assert!(answer(&world, &again, &signer.issue(&again), &[]).status.success());
-    let renewed = eventually("the new key", || Some(read("key.pem")).filter(|now| *now != key));
-    assert_ne!(read("chain.pem"), chain);
+    let renewed = eventually("the new key", || Some(read(&world, "key.pem")).filter(|now| *now != key));
+    assert_ne!(read(&world, "chain.pem"), chain);
     assert!(renewed.starts_with("-----BEGIN PRIVATE KEY-----\n"));
     world.kubectl(&["delete", "pod", "p"]);
     eventually("the requests to go with the pod", || {
