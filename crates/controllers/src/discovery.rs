@@ -1,7 +1,7 @@
 //! Which resources there are.
 
 use kube::Client;
-use kube::discovery::{ApiCapabilities, ApiResource, Discovery, Scope};
+use kube::discovery::{ApiCapabilities, ApiGroup, ApiResource, Discovery, Scope};
 
 use crate::error::{During, SyncError};
 
@@ -27,9 +27,20 @@ pub(crate) async fn served(client: &Client) -> Result<Vec<Served>, SyncError> {
     let discovery = Discovery::new(client.clone()).run().await.during(|| "discover resources".to_owned())?;
     let mut all: Vec<Served> = discovery
         .groups()
-        .flat_map(kube::discovery::ApiGroup::recommended_resources)
+        .flat_map(resources_of)
         .map(|(resource, capabilities)| Served { resource, capabilities })
         .collect();
     all.sort_by(|a, b| (&a.resource.group, &a.resource.plural).cmp(&(&b.resource.group, &b.resource.plural)));
     Ok(all)
+}
+
+/// The resources of a group: those of its preferred version, and as upstream those that only other versions have.
+fn resources_of(group: &ApiGroup) -> Vec<(ApiResource, ApiCapabilities)> {
+    let mut all = group.recommended_resources();
+    for (resource, capabilities) in group.resources_by_stability() {
+        if all.iter().all(|(known, _)| known.plural != resource.plural) {
+            all.push((resource, capabilities));
+        }
+    }
+    all
 }

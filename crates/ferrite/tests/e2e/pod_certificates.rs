@@ -130,7 +130,7 @@ fn answer(world: &World, request: &Value, status: &Value, extra: &[&str]) -> std
     world.try_kubectl(&[&arguments[..], extra].concat())
 }
 
-/// A file of the projected volume, as the pod `p` sees it.
+/// A file of the volume of pod `p`.
 fn read(world: &World, file: &str) -> String {
     world.kubectl(&["exec", "p", "--", "/bin/busybox", "cat", &format!("/v/{file}")])
 }
