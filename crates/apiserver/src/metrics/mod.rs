@@ -547,7 +547,7 @@ mod tests {
             times.put(&mut text);
             text
         };
-        let lines = |text: &str, plural: &str| text.matches(&format!("resource=\"{plural}\"")).count();
+        let lines = |text: &str, plural: &str| text.matches(&format!(",resource=\"{plural}\"")).count();
         let before = text();
         metrics.retain_served(&table);
         times.retain_served(&table);
