@@ -483,6 +483,21 @@ const TABLE: &[(&str, &[Row])] = &[
         ],
     ),
     (
+        "LabelSelector",
+        &[
+            ("matchExpressions", Acted("volumes/trust_bundles")),
+            ("matchLabels", Acted("volumes/trust_bundles")),
+        ],
+    ),
+    (
+        "LabelSelectorRequirement",
+        &[
+            ("key", Acted("volumes/trust_bundles")),
+            ("operator", Acted("volumes/trust_bundles")),
+            ("values", Acted("volumes/trust_bundles")),
+        ],
+    ),
+    (
         "PodCertificateProjection",
         &[
             ("certificateChainPath", Acted("volumes/projected")),
