@@ -422,7 +422,7 @@ impl Rbac {
     }
 }
 
-/// What a user may do in a namespace.
+/// The rules that a user has in a namespace.
 #[derive(Debug, Default)]
 pub struct Held {
     pub rules: Vec<Rule>,
