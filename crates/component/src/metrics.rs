@@ -59,32 +59,29 @@ impl Gauge {
 #[derive(Debug)]
 pub struct Histogram {
     limits: &'static [f64],
+    /// Observations up to each limit and beyond the one before; the last ones are beyond all limits.
     counts: Box<[AtomicU64]>,
-    count: AtomicU64,
     /// The sum in seconds, as the bits of a float: lifetimes of certificates in nanoseconds soon exceed an integer.
     seconds: AtomicU64,
 }
 
 impl Histogram {
     fn new(limits: &'static [f64]) -> Self {
-        let counts = limits.iter().map(|_| AtomicU64::new(0)).collect();
-        Self { limits, counts, count: AtomicU64::new(0), seconds: AtomicU64::new(0) }
+        let counts = (0..=limits.len()).map(|_| AtomicU64::new(0)).collect();
+        Self { limits, counts, seconds: AtomicU64::new(0) }
     }
 
     pub fn observe(&self, elapsed: Duration) {
         let seconds = elapsed.as_secs_f64();
         let bucket = self.limits.partition_point(|limit| *limit < seconds);
-        if let Some(count) = self.counts.get(bucket) {
-            count.fetch_add(1, Ordering::Relaxed);
-        }
-        self.count.fetch_add(1, Ordering::Relaxed);
+        self.counts[bucket].fetch_add(1, Ordering::Relaxed);
         let add = |sum: u64| Some((f64::from_bits(sum) + seconds).to_bits());
         // The closure always answers, so the update cannot fail.
         let _ = self.seconds.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
     }
 
     pub fn count(&self) -> u64 {
-        self.count.load(Ordering::Relaxed)
+        self.counts.iter().map(|count| count.load(Ordering::Relaxed)).sum()
     }
 }
 
@@ -131,8 +128,7 @@ impl Value for Histogram {
             below += count.load(Ordering::Relaxed);
             sample(out, &bucket, &format!("{labels}{comma}le=\"{}\"", number(*limit)), below);
         }
-        // An observation may be under way: the total is never less than a bucket.
-        let count = self.count().max(below);
+        let count = below + self.counts[self.limits.len()].load(Ordering::Relaxed);
         sample(out, &bucket, &format!("{labels}{comma}le=\"+Inf\""), count);
         sample(out, &format!("{name}_sum"), labels, f64::from_bits(self.seconds.load(Ordering::Relaxed)));
         sample(out, &format!("{name}_count"), labels, count);

@@ -29,11 +29,12 @@ pub(crate) trait DiskFile: Debug + Send {
     /// Writes zeros from `start` to `end`. Blocks that were written before are cheaper to synchronise than blocks that
     /// are only set aside: the file system has nothing more to note about them.
     fn fill(&self, start: u64, end: u64) -> io::Result<()> {
-        static ZEROS: Zeros = Zeros([0; ROOM]);
+        let mut blocks = Blocks::default();
+        blocks.zeros((end - start).min(ROOM as u64) as usize);
         let mut at = start;
         while at < end {
             let count = (end - at).min(ROOM as u64);
-            let zeros = &ZEROS.0[..count as usize];
+            let zeros = &blocks.as_slice()[..count as usize];
             match self.write_blocks(zeros, at, false) {
                 Err(error) if error.kind() == io::ErrorKind::Unsupported => self.write_all_at(zeros, at)?,
                 done => done?,
@@ -44,11 +45,8 @@ pub(crate) trait DiskFile: Debug + Send {
     }
 }
 
-const ROOM: usize = 1 << 20;
-
-/// Never touched in memory: they are the kernel's own.
-#[repr(align(4096))]
-struct Zeros([u8; ROOM]);
+/// Zeros written at a time.
+const ROOM: usize = 256 << 10;
 
 /// Bytes at an aligned place in memory.
 #[derive(Debug, Default)]
@@ -65,6 +63,12 @@ impl Blocks {
         self.bytes.reserve(size + 2 * BLOCK);
         self.start = self.bytes.as_ptr().align_offset(BLOCK).min(BLOCK);
         self.bytes.resize(self.start, 0);
+    }
+
+    /// Makes the buffer hold `size` zeros and nothing else.
+    fn zeros(&mut self, size: usize) {
+        self.clear(size);
+        self.bytes.resize(self.start + size, 0);
     }
 
     /// Lets `put` append to the buffer. It receives the offset at which the blocks begin and must not
