@@ -517,6 +517,12 @@ pub trait Strategy: Send + Sync + 'static {
         None
     }
 
+    /// Selectable fields whose value is the text at the same path of the stored object. They are selected by without
+    /// parsing the object.
+    fn text_fields(&self) -> &'static [&'static str] {
+        &[]
+    }
+
     /// Selectable fields by which the store finds watches, as upstream's trigger functions. Their texts are in the stored
     /// object at the same path.
     fn trigger_fields(&self) -> &'static [&'static str] {

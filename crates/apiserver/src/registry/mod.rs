@@ -17,6 +17,7 @@ pub(crate) mod metadata;
 mod recent;
 mod select;
 pub(crate) mod stored;
+mod text;
 mod trigger;
 mod update;
 mod watch;

@@ -1,5 +1,7 @@
 //! Selectors of objects in a collection, and the few facts about an object that they need.
 
+mod scanned;
+
 use super::stored;
 use crate::options::ListOptions;
 use ferrite_api::Status;
@@ -42,6 +44,11 @@ impl Selectors {
         if self.is_everything() {
             return true;
         }
+        let by_text = scanned::selects(&self.labels, self.fields.terms(), resource, entry.plain());
+        by_text.unwrap_or_else(|| self.select_parsed(resource, entry))
+    }
+
+    fn select_parsed(&self, resource: &Resource, entry: &Entry) -> bool {
         let deep = self.fields.terms().iter().any(|t| !t.field.starts_with("metadata."));
         let facts = if deep { Facts::of(resource, entry) } else { Facts::of_metadata(entry) };
         facts.is_some_and(|facts| self.matches(&facts))

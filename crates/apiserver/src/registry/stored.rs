@@ -9,7 +9,7 @@ use ferrite_api::resource::Resource;
 use ferrite_json::{Map, Value};
 use ferrite_store::{Entry, Key, Revision};
 use std::borrow::Cow;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 /// `pods`, or wherever else upstream puts them.
 fn path(resource: &Resource) -> Cow<'_, str> {
@@ -289,9 +289,12 @@ pub(crate) fn metadata(value: &[u8]) -> Option<&[u8]> {
 
 /// Where the metadata's brace is. The beginning is ours: kind and apiVersion come first and hold nothing that looks
 /// like the mark.
-fn metadata_at(value: &[u8]) -> Option<usize> {
+pub(super) fn metadata_at(value: &[u8]) -> Option<usize> {
     const MARK: &[u8] = b"\"metadata\":{";
-    value.windows(MARK.len()).take(MAX_HEAD).position(|w| w == MARK).map(|at| at + MARK.len() - 1)
+    static FINDER: LazyLock<memchr::memmem::Finder<'static>> =
+        LazyLock::new(|| memchr::memmem::Finder::new(MARK));
+    let head = value.get(..MAX_HEAD).unwrap_or(value);
+    FINDER.find(head).map(|at| at + MARK.len() - 1)
 }
 
 /// Kind and apiVersion of a stored object, with the brace that opens its metadata. Empty if it has none.

@@ -150,6 +150,10 @@ impl Strategy for CertificateSigningRequests {
         &["spec.signerName"]
     }
 
+    fn text_fields(&self) -> &'static [&'static str] {
+        &["spec.signerName"]
+    }
+
     fn selectable_value(&self, object: &Value, _field: &str) -> String {
         text(&object["spec"], "signerName").to_owned()
     }

@@ -67,6 +67,17 @@ impl Strategy for Events {
         ]
     }
 
+    fn text_fields(&self) -> &'static [&'static str] {
+        &[
+            "involvedObject.kind",
+            "involvedObject.name",
+            "involvedObject.namespace",
+            "involvedObject.uid",
+            "reason",
+            "type",
+        ]
+    }
+
     fn selectable_value(&self, object: &Value, field: &str) -> String {
         match field {
             "source" => first_set(text(&object["source"], "component"), text(object, "reportingComponent")),

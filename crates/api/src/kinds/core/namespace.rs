@@ -109,6 +109,10 @@ impl Strategy for Namespaces {
         &["status.phase"]
     }
 
+    fn text_fields(&self) -> &'static [&'static str] {
+        &["status.phase"]
+    }
+
     fn selectable_value(&self, object: &Value, _field: &str) -> String {
         text(&object["status"], "phase").to_owned()
     }

@@ -106,6 +106,10 @@ impl Strategy for Secrets {
         &["type"]
     }
 
+    fn text_fields(&self) -> &'static [&'static str] {
+        &["type"]
+    }
+
     fn selectable_value(&self, object: &Value, field: &str) -> String {
         text(object, field).to_owned()
     }

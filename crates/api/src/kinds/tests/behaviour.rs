@@ -189,3 +189,26 @@ fn an_api_service_without_a_service_is_available_at_once() {
         "{remote}"
     );
 }
+
+#[test]
+fn text_fields_have_the_value_of_the_text_at_their_path() {
+    for kind in built_in() {
+        for field in kind.strategy.text_fields() {
+            let selectable = kind.strategy.selectable_fields();
+            assert!(selectable.contains(field), "{field} of {} is not selectable", kind.plural);
+            for (value, text) in [(json!("some text"), "some text"), (Value::Null, "")] {
+                let object = field.rsplit('.').fold(value, |value, part| {
+                    let mut parent = ferrite_json::Map::new();
+                    parent.insert(part, value);
+                    parent.into()
+                });
+                assert_eq!(
+                    kind.strategy.selectable_value(&object, field),
+                    text,
+                    "{field} of {}",
+                    kind.plural
+                );
+            }
+        }
+    }
+}

@@ -158,6 +158,17 @@ impl Strategy for Pods {
         ]
     }
 
+    fn text_fields(&self) -> &'static [&'static str] {
+        &[
+            "spec.nodeName",
+            "spec.restartPolicy",
+            "spec.schedulerName",
+            "spec.serviceAccountName",
+            "status.nominatedNodeName",
+            "status.phase",
+        ]
+    }
+
     fn selectable_value(&self, object: &Value, field: &str) -> String {
         let (spec, status) = (&object["spec"], &object["status"]);
         match field {

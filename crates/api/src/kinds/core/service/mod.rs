@@ -75,6 +75,10 @@ impl Strategy for Services {
         &["spec.clusterIP", "spec.type"]
     }
 
+    fn text_fields(&self) -> &'static [&'static str] {
+        &["spec.clusterIP", "spec.type"]
+    }
+
     fn selectable_value(&self, object: &Value, field: &str) -> String {
         text(&object["spec"], field.strip_prefix("spec.").unwrap_or_default()).to_owned()
     }
