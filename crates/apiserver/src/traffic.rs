@@ -128,6 +128,11 @@ impl Traffic {
 }
 
 impl Account {
+    /// The name that everything of the user counts under.
+    pub fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
     /// Returns true unless the user has used up its share already.
     pub fn is_open(&self) -> bool {
         // Nobody has more than all have together.

@@ -53,13 +53,9 @@ impl Plugin for NodeRestriction {
                 ("coordination.k8s.io", "leases", None) => lease(node, attributes),
                 ("storage.k8s.io", "csinodes", None) => (attributes.name != node)
                     .then(|| "can only access CSINode with the same name as the requesting node".to_owned()),
-                ("resource.k8s.io", "resourceslices", None) => object
-                    .filter(|slice| {
-                        attributes.operation == Operation::Create && slice["spec"]["nodeName"] != node
-                    })
-                    .map(|_| {
-                        "can only create ResourceSlice with the same NodeName as the requesting node".into()
-                    }),
+                ("resource.k8s.io", "resourceslices", None) => {
+                    slice(node, attributes.operation, object, attributes.old)
+                }
                 _ => None,
             };
         problem.map_or(Ok(()), |why| Err(attributes.forbid(why)))
@@ -402,6 +398,18 @@ fn names_audience(pod: &Value, volume: &Value, audience: &str, get: Get<'_>) -> 
     requests.map(|request| request["audience"].as_str().unwrap_or_default()).any(|named| named == audience)
 }
 
+/// Authorization does not see a new slice, nor each of those that go with a collection or that somebody puts in the place of
+/// the one that it saw.
+fn slice(node: &str, operation: Operation, new: Option<&Value>, old: Option<&Value>) -> Option<String> {
+    let (verb, slice) = match operation {
+        Operation::Create => ("create", new?),
+        Operation::Delete => ("delete", old?),
+        _ => return None,
+    };
+    (slice["spec"]["nodeName"] != node)
+        .then(|| format!("can only {verb} ResourceSlice with the same NodeName as the requesting node"))
+}
+
 fn lease(node: &str, attributes: &Attributes<'_>) -> Option<String> {
     if attributes.namespace != node::LEASES {
         return Some(format!("can only access leases in the {:?} system namespace", node::LEASES));
@@ -414,6 +422,26 @@ fn lease(node: &str, attributes: &Attributes<'_>) -> Option<String> {
 mod tests {
     use super::*;
     use ferrite_json::json;
+
+    #[test]
+    fn a_node_makes_and_deletes_its_own_slices() {
+        let (own, other) = (json!({"spec": {"nodeName": "n"}}), json!({"spec": {"nodeName": "m"}}));
+        let shared = json!({"spec": {"allNodes": true}});
+        for (operation, new, old, verb) in [
+            (Operation::Create, Some(&own), None, None),
+            (Operation::Create, Some(&other), None, Some("create")),
+            (Operation::Create, Some(&shared), None, Some("create")),
+            (Operation::Delete, None, Some(&own), None),
+            (Operation::Delete, None, Some(&other), Some("delete")),
+            (Operation::Delete, None, Some(&shared), Some("delete")),
+            (Operation::Update, Some(&own), Some(&own), None),
+        ] {
+            let expected = verb.map(|verb| {
+                format!("can only {verb} ResourceSlice with the same NodeName as the requesting node")
+            });
+            assert_eq!(slice("n", operation, new, old), expected, "{operation:?} {new:?} {old:?}");
+        }
+    }
 
     #[test]
     fn nodes_label_themselves_with_little() {

@@ -217,8 +217,39 @@ fn needs(view: &View, node: &str, action: &Action) -> bool {
             let extended = &pod["status"]["extendedResourceClaimStatus"]["resourceClaimName"];
             direct || made.iter().any(|c| c["resourceClaimName"] == name) || *extended == name
         }),
-        kind => some_pod(&action.namespace, name, &|pod| refers(&pod["spec"], kind, name)),
+        kind => {
+            let of_pod = || some_pod(&action.namespace, name, &|pod| refers(&pod["spec"], kind, name));
+            let of_volume = || {
+                let mut volumes = view.objects_with("", "persistentvolumes", "", &[&action.namespace, name]);
+                volumes.any(|volume| {
+                    let claim = &volume["spec"]["claimRef"];
+                    let text = |key: &str| claim[key].as_str().unwrap_or_default();
+                    let wanted = (action.namespace.as_str(), name);
+                    secrets_of_volume(&volume["spec"]).contains(&wanted)
+                        && claims(text("namespace"), text("name"))
+                })
+            };
+            of_pod() || (kind == "secrets" && of_volume())
+        }
     }
+}
+
+/// Namespaces and names of the secrets with which a kubelet mounts a volume. As upstream, those of the controllers of storage
+/// drivers are not among them.
+fn secrets_of_volume(spec: &Value) -> Vec<(&str, &str)> {
+    const CSI: [&str; 3] = ["nodeStageSecretRef", "nodePublishSecretRef", "nodeExpandSecretRef"];
+    const OTHERS: [&str; 7] = ["cephfs", "cinder", "flexVolume", "iscsi", "rbd", "scaleIO", "storageos"];
+    let of_claim = spec["claimRef"]["namespace"].as_str().unwrap_or_default();
+    let references = CSI.iter().map(|key| &spec["csi"][*key]);
+    let references = references.chain(OTHERS.iter().map(|source| &spec[*source]["secretRef"]));
+    let references = references.map(|reference| (&reference["namespace"], &reference["name"]));
+    let file = &spec["azureFile"];
+    let all = references.chain([(&file["secretNamespace"], &file["secretName"])]);
+    all.filter_map(|(namespace, name)| {
+        let namespace = namespace.as_str().filter(|namespace| !namespace.is_empty());
+        Some((namespace.unwrap_or(of_claim), name.as_str().filter(|name| !name.is_empty())?))
+    })
+    .collect()
 }
 
 fn runs_on(pod: &Value, node: &str) -> bool {
@@ -296,6 +327,22 @@ mod tests {
         ] {
             assert_eq!(refers(&spec, kind, name), expected, "{kind} {name}");
         }
+    }
+
+    #[test]
+    fn a_volume_has_the_secrets_of_its_kubelet() {
+        let reference = |name: &str| json!({"namespace": "s", "name": name});
+        let csi = json!({"claimRef": {"namespace": "c", "name": "disk"}, "csi": {
+            "controllerPublishSecretRef": reference("of the controller"),
+            "nodeStageSecretRef": reference("stage"), "nodePublishSecretRef": reference("publish"),
+            "nodeExpandSecretRef": {"namespace": "t", "name": "expand"}}});
+        assert_eq!(secrets_of_volume(&csi), [("s", "stage"), ("s", "publish"), ("t", "expand")]);
+        let claim = json!({"namespace": "c", "name": "disk"});
+        let rbd = json!({"claimRef": claim, "rbd": {"secretRef": {"name": "ceph"}}});
+        assert_eq!(secrets_of_volume(&rbd), [("c", "ceph")]);
+        let file = json!({"claimRef": claim, "azureFile": {"secretName": "f", "secretNamespace": "n"}});
+        assert_eq!(secrets_of_volume(&file), [("n", "f")]);
+        assert_eq!(secrets_of_volume(&json!({"hostPath": {"path": "/x"}})), []);
     }
 
     #[test]

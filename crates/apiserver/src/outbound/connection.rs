@@ -172,7 +172,7 @@ impl Connections {
     async fn reach(&self, view: &View, origin: &Origin) -> Result<Box<dyn Stream>, CallError> {
         let address = origin.address;
         if origin.destination.is_service() {
-            let tunnelled = self.tunnels.connect_pod(|| view.clone(), address).await;
+            let tunnelled = self.tunnels.connect_pod(None, || view.clone(), address).await;
             if let Some(stream) = tunnelled.map_err(|source| CallError::Tunnel { address, source })? {
                 return Ok(Box::new(stream));
             }

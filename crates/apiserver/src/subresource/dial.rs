@@ -5,6 +5,7 @@ use crate::http::{BoxError, Response};
 use crate::server::ApiServer;
 use crate::stream::{Guarded, Stream};
 use crate::traffic::Account;
+use crate::tunnel::TunnelError;
 use ::http::request::Parts;
 use ::http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode, header};
 use bytes::Bytes;
@@ -80,12 +81,20 @@ fn is_to_ourselves(server: &ApiServer, stream: &TcpStream) -> std::io::Result<bo
 
 /// Connects through the tunnel of the node's agent, or else directly. A tunnel is there where the agent's machine is, and
 /// costs no attempt at an address that may be out of reach.
-async fn connect(server: &ApiServer, place: &Place) -> Result<Box<dyn Stream>, BoxError> {
+async fn connect(
+    server: &ApiServer,
+    account: Option<&Account>,
+    place: &Place,
+) -> Result<Box<dyn Stream>, BoxError> {
     let address = SocketAddr::new(place.address, place.port);
     let tunnelled = match &place.kubelet_of {
-        Some(node) => server.tunnels.connect(node, address).await?,
-        None => server.tunnels.connect_pod(|| server.registry.view(), address).await?,
+        Some(node) => server.tunnels.connect(account, node, address).await,
+        None => server.tunnels.connect_pod(account, || server.registry.view(), address).await,
     };
+    let tunnelled = tunnelled.map_err(|error| match error {
+        TunnelError::TooMany(error) => BoxError::from(error),
+        error => error.into(),
+    })?;
     if let Some(stream) = tunnelled {
         return Ok(Box::new(stream));
     }
@@ -116,7 +125,8 @@ where
         if !is_proxyable(place.address) || is_service(server, place.address) {
             return Err(NotAllowed.into());
         }
-        let transport: Box<dyn Stream> = Box::new(Guarded::new(connect(server, place).await?, counted));
+        let transport: Box<dyn Stream> =
+            Box::new(Guarded::new(connect(server, account, place).await?, counted));
         let stream: Box<dyn Stream> = match &place.tls {
             None => transport,
             Some(tls) => {

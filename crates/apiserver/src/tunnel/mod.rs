@@ -7,6 +7,9 @@
 //! can name another one. A node gets streams for addresses of its own range of pods only. Decision 0023 has the reasons.
 
 mod pods;
+mod room;
+
+pub use room::{POD_STREAMS, STREAMS};
 
 use crate::audit::Record;
 use crate::auth::{self, User};
@@ -15,6 +18,7 @@ use crate::http::Response;
 use crate::registry::View;
 use crate::server::ApiServer;
 use crate::stream::Guarded;
+use crate::traffic::{Account, TooManyConnections};
 use ::http::request::Parts;
 use ::http::{HeaderValue, Request, StatusCode, header};
 use bytes::Bytes;
@@ -25,21 +29,17 @@ use hyper::client::conn::http2::{self, SendRequest};
 use hyper::upgrade::{OnUpgrade, Upgraded};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use pods::PodRanges;
+use room::{Room, StreamPlace, Target};
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 
 /// Where agents open tunnels.
 pub const PATH: &str = "/ferrite/v1/tunnel";
 /// The protocol that the connection is upgraded to.
 pub const PROTOCOL: &str = "ferrite-tunnel-v1";
-/// Most streams of one tunnel at once.
-pub const STREAMS: u32 = 256;
-/// Most of them that lead to pods: clients of pods must not keep the node's kubelet out of reach.
-pub const POD_STREAMS: u32 = 128;
 /// Most bytes of a stream that its reader has not taken yet.
 pub const STREAM_WINDOW: u32 = 128 << 10;
 /// The same of a connection: room for all its streams, so that those that nobody reads block no other.
@@ -73,6 +73,8 @@ pub(crate) enum TunnelError {
     Broken(#[source] hyper::Error),
     #[error("the agent of node {node} cannot connect to the pod at {address}: {code}")]
     NoPod { node: String, address: SocketAddr, code: StatusCode },
+    #[error(transparent)]
+    TooMany(#[from] TooManyConnections),
 }
 
 /// Marks a request that is made as another user than its own.
@@ -83,9 +85,7 @@ pub(crate) struct Impersonated;
 struct Tunnel {
     id: u64,
     sender: SendRequest<Empty<Bytes>>,
-    /// Permits for streams, and for those to pods.
-    room: Arc<Semaphore>,
-    room_for_pods: Arc<Semaphore>,
+    room: Arc<Room>,
     /// Ends the connection.
     end: CancellationToken,
 }
@@ -132,14 +132,7 @@ impl Tunnels {
     fn add(&self, node: &str, sender: SendRequest<Empty<Bytes>>) -> Tunnel {
         let mut table = self.table();
         table.next += 1;
-        let room = |streams: u32| Arc::new(Semaphore::new(streams as usize));
-        let tunnel = Tunnel {
-            id: table.next,
-            sender,
-            room: room(STREAMS),
-            room_for_pods: room(POD_STREAMS),
-            end: CancellationToken::new(),
-        };
+        let tunnel = Tunnel { id: table.next, sender, room: Room::new(), end: CancellationToken::new() };
         let tunnels = table.nodes.entry(node.to_owned()).or_default();
         tunnels.push(tunnel.clone());
         if tunnels.len() > EACH_NODE {
@@ -169,11 +162,12 @@ impl Tunnels {
     /// tunnel that works. The caller limits the time.
     pub async fn connect(
         &self,
+        account: Option<&Account>,
         node: &str,
         kubelet: SocketAddr,
     ) -> Result<Option<TunnelStream>, TunnelError> {
         for tunnel in self.of(node) {
-            match tunnel.connect(kubelet, None).await {
+            match tunnel.connect(account, Target::Kubelet, kubelet).await {
                 Ok(stream) => return Ok(Some(stream)),
                 Err(error @ TunnelError::Broken(_)) => {
                     tracing::debug!(node, error = &error as &dyn std::error::Error, "a tunnel does not work");
@@ -188,6 +182,7 @@ impl Tunnels {
     /// if the agent leads nobody there, as agents of older versions. The caller limits the time.
     pub async fn connect_pod(
         &self,
+        account: Option<&Account>,
         view: impl FnOnce() -> View,
         address: SocketAddr,
     ) -> Result<Option<TunnelStream>, TunnelError> {
@@ -197,9 +192,7 @@ impl Tunnels {
         let ranges = self.ranges(view);
         let Some(node) = ranges.node_of(address.ip()) else { return Ok(None) };
         for tunnel in self.of(node) {
-            let room = Arc::clone(&tunnel.room_for_pods);
-            let permit = room.acquire_owned().await.expect("the semaphore is never closed");
-            match tunnel.connect(address, Some(permit)).await {
+            match tunnel.connect(account, Target::Pod, address).await {
                 Ok(stream) => return Ok(Some(stream)),
                 Err(TunnelError::Refused(StatusCode::FORBIDDEN)) => {
                     tracing::debug!(node, %address, "the agent leads nobody to this address");
@@ -208,6 +201,7 @@ impl Tunnels {
                 Err(TunnelError::Refused(code)) => {
                     return Err(TunnelError::NoPod { node: node.to_owned(), address, code });
                 }
+                Err(error @ TunnelError::TooMany(_)) => return Err(error),
                 Err(error) => {
                     tracing::debug!(node, error = &error as &dyn std::error::Error, "a tunnel does not work");
                 }
@@ -220,10 +214,11 @@ impl Tunnels {
 impl Tunnel {
     async fn connect(
         &self,
+        account: Option<&Account>,
+        target: Target,
         to: SocketAddr,
-        for_pods: Option<OwnedSemaphorePermit>,
     ) -> Result<TunnelStream, TunnelError> {
-        let permit = Arc::clone(&self.room).acquire_owned().await.expect("the semaphore is never closed");
+        let place = self.room.enter(account, target).await?;
         let mut request = Request::new(Empty::new());
         *request.method_mut() = ::http::Method::CONNECT;
         let authority = to.to_string();
@@ -235,13 +230,12 @@ impl Tunnel {
             return Err(TunnelError::Refused(response.status()));
         }
         let stream = hyper::upgrade::on(response).await.map_err(TunnelError::Broken)?;
-        Ok(Guarded::new(TokioIo::new(stream), (permit, for_pods)))
+        Ok(Guarded::new(TokioIo::new(stream), place))
     }
 }
 
 /// A stream to a kubelet or to a pod. It counts for the tunnel while it lasts.
-pub(crate) type TunnelStream =
-    Guarded<TokioIo<Upgraded>, (OwnedSemaphorePermit, Option<OwnedSemaphorePermit>)>;
+pub(crate) type TunnelStream = Guarded<TokioIo<Upgraded>, StreamPlace>;
 
 /// The node that a request opens a tunnel for: the one that its user is.
 fn node_of<'a>(parts: &Parts, user: &'a User) -> Result<&'a str, Status> {
@@ -376,7 +370,7 @@ mod tests {
     /// The outcome of a connection to a pod: a stream, none and so a direct attempt, or an error.
     async fn outcome(tunnels: &Tunnels, address: &str) -> String {
         let kept = || unreachable!("the ranges were read just now");
-        match tunnels.connect_pod(kept, address.parse().unwrap()).await {
+        match tunnels.connect_pod(None, kept, address.parse().unwrap()).await {
             Ok(Some(_)) => "stream".to_owned(),
             Ok(None) => "direct".to_owned(),
             Err(error) => error.to_string(),

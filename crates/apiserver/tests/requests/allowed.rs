@@ -94,6 +94,41 @@ async fn a_node_reads_what_its_pods_use() {
 }
 
 #[tokio::test]
+async fn a_node_reads_the_secrets_of_its_volumes() {
+    let world = World::start().await;
+    let node = world.as_user(User::new("system:node:n", ["system:nodes"]));
+    let secrets = "/api/v1/namespaces/storage/secrets";
+    let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "storage"}});
+    assert_eq!(world.post("/api/v1/namespaces", &namespace).await.code, 201);
+    for name in ["stage", "publish", "of-the-controller", "of-another"] {
+        let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}});
+        assert_eq!(world.post(secrets, &secret).await.code, 201);
+    }
+    let reference = |name: &str| json!({"namespace": "storage", "name": name});
+    let volume = |claim: &str, stage: &str| {
+        json!({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": claim}, "spec": {
+            "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"],
+            "claimRef": {"namespace": "default", "name": claim},
+            "csi": {"driver": "d.example.com", "volumeHandle": claim, "nodeStageSecretRef": reference(stage),
+                "nodePublishSecretRef": reference("publish"),
+                "controllerPublishSecretRef": reference("of-the-controller")}}})
+    };
+    for (claim, stage) in [("disk", "stage"), ("unused", "of-another")] {
+        let made = world.post("/api/v1/persistentvolumes", &volume(claim, stage)).await;
+        assert_eq!(made.code, 201, "{}", made.json());
+    }
+    assert_eq!(node.get(&format!("{secrets}/stage")).await.code, 403, "no pod uses the volume");
+    let mut pod = pod("p");
+    pod["spec"]["volumes"] = json!([{"name": "v", "persistentVolumeClaim": {"claimName": "disk"}}]);
+    assert_eq!(world.post(PODS, &pod).await.code, 201);
+    for (name, code) in [("stage", 200), ("publish", 200), ("of-the-controller", 403), ("of-another", 403)] {
+        assert_eq!(node.get(&format!("{secrets}/{name}")).await.code, code, "{name}");
+    }
+    let other = world.as_user(User::new("system:node:m", ["system:nodes"]));
+    assert_eq!(other.get(&format!("{secrets}/stage")).await.code, 403);
+}
+
+#[tokio::test]
 async fn large_answers_are_compressed_and_requests_are_counted() {
     let world = World::start().await;
     let large = "x".repeat(200 << 10);

@@ -12,6 +12,7 @@ use futures_util::future::join_all;
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, Empty, Full, StreamBody, combinators::BoxBody};
 use hyper::body::Incoming;
+use hyper::client::conn::http2::SendRequest;
 use hyper::service::service_fn;
 use hyper::upgrade::Upgraded;
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -108,6 +109,23 @@ impl Fleet {
         }
     }
 
+    /// The connection of a user.
+    async fn user(&self, name: &str, group: &str) -> SendRequest<Empty<Bytes>> {
+        let (ca, identity) = (self.network.authority.certificate(), self.identity(name, Some(group)));
+        let mut tls = ferrite_pki::client_config(ca, Some(&identity)).expect("a configuration");
+        tls.alpn_protocols = vec![b"h2".to_vec()];
+        let stream = TcpStream::connect(self.network.address).await.expect("a connection");
+        let server = "localhost".try_into().expect("a name");
+        let stream = TlsConnector::from(Arc::new(tls)).connect(server, stream).await.expect("a handshake");
+        let (sender, connection) =
+            hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream))
+                .await
+                .expect("a handshake");
+        // Ends with the test.
+        tokio::spawn(connection);
+        sender
+    }
+
     /// A tunnel of a node whose agent answers as `agent` does. Ends when the server ends it.
     async fn tunnel(&self, node: &str, agent: Agent) -> JoinHandle<()> {
         let identity = self.identity(&format!("system:node:{node}"), Some("system:nodes"));
@@ -191,6 +209,8 @@ enum Agent {
     SilentPods(Arc<AtomicUsize>),
     /// Cannot connect to pods.
     NoPods,
+    /// Its pods answer; streams to its kubelet are never answered. Counts them.
+    SilentKubelet(Arc<AtomicUsize>),
 }
 
 async fn answer(
@@ -203,8 +223,10 @@ async fn answer(
     let asked = request.uri().to_string();
     let for_kubelet = asked == format!("{ADDRESS}:10250");
     match agent {
-        Agent::Pods(noted) if !for_kubelet => {
-            noted.lock().expect("no panic").push(asked.clone());
+        Agent::Pods(_) | Agent::SilentKubelet(_) if !for_kubelet => {
+            if let Agent::Pods(noted) = agent {
+                noted.lock().expect("no panic").push(asked.clone());
+            }
             tokio::spawn(async move {
                 let stream = hyper::upgrade::on(request).await.expect("a stream");
                 let service = service_fn(move |request| kubelet(request, format!("{node} {asked}")));
@@ -227,7 +249,7 @@ async fn answer(
             *refusal.status_mut() = StatusCode::FORBIDDEN;
             return Ok(refusal);
         }
-        Agent::Silent(asked) => {
+        Agent::Silent(asked) | Agent::SilentKubelet(asked) => {
             asked.fetch_add(1, Ordering::SeqCst);
             std::future::pending::<()>().await;
         }
@@ -446,4 +468,47 @@ async fn pods_leave_room_for_the_kubelet() {
     for (code, text) in answers {
         assert!(code == 503 && text.contains("i/o timeout"), "{code} {text}");
     }
+}
+
+#[tokio::test]
+async fn users_leave_room_for_one_another_and_for_the_server() {
+    const EACH: usize = 64;
+    const ALL: usize = 192;
+    let fleet = Fleet::start().await;
+    let asked = Arc::new(AtomicUsize::new(0));
+    let _agent = fleet.tunnel("n1", Agent::SilentKubelet(Arc::clone(&asked))).await;
+    fleet.wait_for_open(1).await;
+    fleet.pod("one", "n1", "198.51.100.5").await;
+    let world = &fleet.network.world;
+    let group = "rbac.authorization.k8s.io";
+    let role = json!({"metadata": {"name": "logs"},
+        "rules": [{"apiGroups": [""], "resources": ["pods/log"], "verbs": ["get"]}]});
+    let binding = json!({"metadata": {"name": "logs"},
+        "roleRef": {"apiGroup": group, "kind": "Role", "name": "logs"},
+        "subjects": [{"apiGroup": group, "kind": "Group", "name": "staff"}]});
+    for (plural, object) in [("roles", role), ("rolebindings", binding)] {
+        let path = format!("/apis/{group}/v1/namespaces/default/{plural}");
+        assert_eq!(world.post(&path, &object).await.code, 201);
+    }
+    // Users come over the network: parts of this process have no limits.
+    let users = join_all(["a", "b", "c", "d"].map(|name| fleet.user(name, "staff"))).await;
+    let url = format!("https://localhost{PODS}/one/log");
+    let read = |user: &SendRequest<Empty<Bytes>>| {
+        let mut user = user.clone();
+        let request = Request::get(&url).body(Empty::new()).expect("a request");
+        async move { user.send_request(request).await.expect("an answer").status() }
+    };
+    let flood = join_all(users.iter().flat_map(|user| std::iter::repeat_n(user, EACH + 5)).map(read));
+    let meanwhile = async {
+        while asked.load(Ordering::SeqCst) < ALL {
+            tokio::task::yield_now().await;
+        }
+        // The server's own calls, such as those to webhooks, and an administrator's have room left.
+        let answer = fleet.proxied(&format!("{PODS}/one:80/proxy/a")).await;
+        assert_eq!(answer, (200, "n1 198.51.100.5:80 /a".to_owned()));
+        assert_eq!(asked.load(Ordering::SeqCst), ALL, "streams of users are bounded");
+    };
+    let (answers, ()) = tokio::join!(flood, meanwhile);
+    let refused = answers.iter().filter(|status| **status == StatusCode::TOO_MANY_REQUESTS).count();
+    assert_eq!(refused, 4 * 5, "no user has more than its share");
 }
