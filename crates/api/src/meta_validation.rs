@@ -15,6 +15,9 @@ const SUBDOMAIN_REGEX: &str = "[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-
 const DNS1035_FORMAT: &str = "a DNS-1035 label must consist of lower case alphanumeric characters or '-', start \
     with an alphabetic character, and end with an alphanumeric character";
 const DNS1035_REGEX: &str = "[a-z]([-a-z0-9]*[a-z0-9])?";
+/// The end of a complaint about a name that is no DNS-1035 label.
+pub(crate) const DNS1035_EXAMPLE: &str =
+    "(e.g. 'my-name',  or 'abc-123', regex used for validation is '[a-z]([-a-z0-9]*[a-z0-9])?')";
 const QUALIFIED_FORMAT: &str = "must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character";
 const QUALIFIED_REGEX: &str = "([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]";
 const VALUE_FORMAT: &str = "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or \
@@ -86,6 +89,29 @@ pub fn long_name(name: &str) -> Vec<String> {
     let mut problems = dns1123_subdomain(name);
     if name.len() > 253 {
         problems[0] = "must be no more than 253 bytes".to_owned();
+    }
+    problems
+}
+
+/// As [`long_name`], for names in which case does not count.
+pub fn long_name_caseless(name: &str) -> Vec<String> {
+    const FORMAT: &str = "an RFC 1123 subdomain must consist of alphanumeric characters, '-' or '.', and must start and \
+        end with an alphanumeric character";
+    let mut problems = Vec::new();
+    if name.len() > 253 {
+        problems.push("must be no more than 253 bytes".to_owned());
+    }
+    if !name.to_ascii_lowercase().split('.').all(is_label) {
+        problems.push(regex_error(FORMAT, SUBDOMAIN_REGEX, &["Example.com"]));
+    }
+    problems
+}
+
+/// As [`dns1123_label`], in the words of kinds whose names upstream checks by declaration.
+pub fn short_name(name: &str) -> Vec<String> {
+    let mut problems = dns1123_label(name);
+    if name.len() > 63 {
+        problems[0] = "must be no more than 63 bytes".to_owned();
     }
     problems
 }

@@ -256,6 +256,8 @@ pub enum StatusUse {
 pub enum MetadataUse {
     /// Nothing, and of a new object neither: the server alone looks, after the kind.
     Nothing,
+    /// Of a new object everything, of a change nothing.
+    New,
     /// The change.
     Change,
     /// The metadata as that of a new object.
@@ -270,7 +272,7 @@ impl MetadataUse {
     /// The number of times that the metadata are validated as those of a new object.
     pub fn content(self) -> usize {
         match self {
-            Self::Nothing | Self::Change => 0,
+            Self::Nothing | Self::New | Self::Change => 0,
             Self::Content | Self::Everything => 1,
             Self::ContentTwice => 2,
         }

@@ -4,6 +4,7 @@
 mod admissionregistration;
 mod apiextensions;
 mod apiregistration;
+mod apiserverinternal;
 mod apps;
 mod authorization;
 mod autoscaling;
@@ -29,7 +30,6 @@ pub use common::volume_source::ACCESS_MODES;
 pub use core::service::validate_cluster_ips;
 
 use crate::resource::{Connect, Reservation, Resource, Storage};
-use common::preview;
 use common::review::Reviews;
 use common::row::*;
 use ferrite_json::Value;
@@ -403,7 +403,10 @@ fn device_rows() -> Vec<Resource> {
         claims("v1").build(resource::resourceclaim::ResourceClaims),
         templates("v1").build(resource::resourceclaim::ResourceClaimTemplates),
         slices("v1").build(resource::resourceslice::ResourceSlices),
-        taints("v1alpha3").off().stored(DEVICE_TAINT_RULES).build(preview::DEVICE_TAINT_RULES),
+        taints("v1alpha3")
+            .off()
+            .stored(DEVICE_TAINT_RULES)
+            .build(resource::devicetaintrule::DeviceTaintRules),
         row(
             "v1alpha3",
             "ResourcePoolStatusRequest",
@@ -413,13 +416,13 @@ fn device_rows() -> Vec<Resource> {
         .cluster()
         .status()
         .off()
-        .build(preview::RESOURCE_POOL_STATUS_REQUESTS),
+        .build(resource::resourcepoolstatusrequest::ResourcePoolStatusRequests),
         classes("v1beta1").off().stored(resource::beta::CLASSES).build(resource::beta::classes()),
         claims("v1beta1").off().stored(resource::beta::CLAIMS).build(resource::beta::claims()),
         templates("v1beta1").off().stored(resource::beta::TEMPLATES).build(resource::beta::templates()),
         slices("v1beta1").off().stored(resource::beta::SLICES).build(resource::beta::slices()),
         classes("v1beta2").off().stored(DEVICES[0]).build(resource::deviceclass::DeviceClasses),
-        taints("v1beta2").off().build(preview::DEVICE_TAINT_RULES),
+        taints("v1beta2").off().build(resource::devicetaintrule::DeviceTaintRules),
         claims("v1beta2").off().stored(DEVICES[1]).build(resource::resourceclaim::ResourceClaims),
         templates("v1beta2").off().stored(DEVICES[2]).build(resource::resourceclaim::ResourceClaimTemplates),
         slices("v1beta2").off().stored(DEVICES[3]).build(resource::resourceslice::ResourceSlices),
@@ -493,8 +496,8 @@ fn preview_rows() -> Vec<Resource> {
         .off()
         .gate("PodCertificateRequest")
         .build(certificates::podcertificaterequest::PodCertificateRequests),
-        candidates("v1alpha2").stored(LEASE_CANDIDATES).build(preview::LEASE_CANDIDATES),
-        candidates("v1beta1").build(preview::LEASE_CANDIDATES),
+        candidates("v1alpha2").stored(LEASE_CANDIDATES).build(coordination::leasecandidate::LeaseCandidates),
+        candidates("v1beta1").build(coordination::leasecandidate::LeaseCandidates),
         Row::new(
             "internal.apiserver.k8s.io",
             "v1alpha1",
@@ -505,14 +508,14 @@ fn preview_rows() -> Vec<Resource> {
         .cluster()
         .status()
         .off()
-        .build(preview::STORAGE_VERSIONS),
+        .build(apiserverinternal::storageversion::StorageVersions),
         Row::new("scheduling.k8s.io", "v1alpha2", "PodGroup", "podgroups", "podgroup")
             .status()
             .off()
-            .build(preview::POD_GROUPS),
+            .build(scheduling::podgroup::PodGroups),
         Row::new("scheduling.k8s.io", "v1alpha2", "Workload", "workloads", "workload")
             .off()
-            .build(preview::WORKLOADS),
+            .build(scheduling::workload::Workloads),
         Row::new(
             "storagemigration.k8s.io",
             "v1beta1",

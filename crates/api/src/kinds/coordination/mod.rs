@@ -1,3 +1,4 @@
 //! Kinds of `coordination.k8s.io`.
 
 pub(super) mod lease;
+pub(super) mod leasecandidate;

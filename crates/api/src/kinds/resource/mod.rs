@@ -5,6 +5,8 @@ mod allocation;
 pub(super) mod beta;
 mod claim;
 pub(super) mod deviceclass;
+pub(super) mod devicetaintrule;
 pub(super) mod resourceclaim;
+pub(super) mod resourcepoolstatusrequest;
 pub(super) mod resourceslice;
 mod selector;

@@ -125,6 +125,16 @@ fn minimal(kind: &str) -> Value {
         "ResourceSlice" => json!({"spec": {"driver": "d.example", "allNodes": true,
             "pool": {"name": "p", "resourceSliceCount": 1}}}),
         "StorageClass" => json!({"provisioner": "x.example/p"}),
+        "LeaseCandidate" => {
+            json!({"spec": {"leaseName": "l", "binaryVersion": "1.36.0", "emulationVersion": "1.36.0",
+            "strategy": "OldestEmulationVersion"}})
+        }
+        "DeviceTaintRule" => json!({"spec": {"taint": {"key": "k", "effect": "NoSchedule"}}}),
+        "ResourcePoolStatusRequest" => json!({"spec": {"driver": "d.example"}}),
+        "PodGroup" => json!({"spec": {"schedulingPolicy": {"basic": {}}}}),
+        "Workload" => {
+            json!({"spec": {"podGroupTemplates": [{"name": "t", "schedulingPolicy": {"basic": {}}}]}})
+        }
         "StorageVersionMigration" => json!({"spec": {"resource": {"resource": "pods"}}}),
         "CSIStorageCapacity" => json!({"storageClassName": "c"}),
         "VolumeAttachment" => {

@@ -1,0 +1,3 @@
+//! Kinds of `internal.apiserver.k8s.io`.
+
+pub(super) mod storageversion;
