@@ -120,8 +120,19 @@ pub(super) fn routes(result: &Value) -> Vec<((IpAddr, u8), Option<IpAddr>)> {
     list.into_iter().flatten().filter_map(parse).collect()
 }
 
+/// Runtimes may turn IPv6 off in a namespace; an interface that gets an address of it must have it on.
+pub(super) fn enable_ipv6(call: &Call, ips: &[IpConfig]) -> Result<(), Failure> {
+    if ips.iter().all(|ip| ip.address.is_ipv4()) {
+        return Ok(());
+    }
+    let netns = open_netns(call.netns()).map_err(Failure::of("namespace"))?;
+    let name = format!("net.ipv6.conf.{}.disable_ipv6", call.interface());
+    netns.sysctl().set(&name, "0").map_err(Failure::of(format!("set {name}")))
+}
+
 /// Gives the container's interface its addresses and routes.
 pub(super) async fn configure(call: &Call, ips: &[IpConfig], result: &Value) -> Result<(), Failure> {
+    enable_ipv6(call, ips)?;
     let (conn, link) = (inside(call)?, call.interface());
     for ip in ips {
         add_address(&conn, link, ip.address, ip.prefix).await?;

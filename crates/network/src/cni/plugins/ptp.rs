@@ -48,6 +48,7 @@ async fn connect(call: &Call, given: &Value) -> Result<Value, Failure> {
     }
     let mtu = call.number("mtu").and_then(|mtu| u32::try_from(mtu).ok()).filter(|mtu| *mtu > 0);
     let host_end = links::make_pair(call, mtu).await?;
+    links::enable_ipv6(call, &ips)?;
     let (outside, inside) = (links::outside()?, links::inside(call)?);
     for ip in &ips {
         let gateway = ip.gateway.unwrap_or(ip.address);
