@@ -6,8 +6,8 @@ mod support;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use ferrite_netlink::Netns;
 use ferrite_network::cni::plugins::{Environment, Failure, run};
-use nlink::netlink::namespace::Netns;
 use serde_json::{Value, json};
 use support::{TestNs, echo};
 
@@ -195,7 +195,7 @@ async fn point_to_point_and_flannel() {
     let result = place.add(&config, "c", &c).unwrap();
     assert_eq!(address(&result), "10.70.5.2");
     let link = c.route().get_link_by_name("eth0").await.unwrap().unwrap();
-    assert_eq!(link.mtu(), Some(1400));
+    assert_eq!(link.mtu, Some(1400));
     assert_eq!(echo(&c, &place.node, "10.70.5.1".parse().unwrap()), "ping from 10.70.5.2");
     place.check(&config, &result, "c", &c).unwrap();
     place.del(&config, "c", &c.path);
@@ -274,10 +274,8 @@ async fn both_families() {
             place.del(&config, "b", &b.path);
             assert!(place.check(&config, &first, "a", &a).is_err());
             assert!(place.leases().is_empty());
-            let nft =
-                nlink::netlink::Connection::<nlink::netlink::Nftables>::new_in(place.node.path.as_path());
-            let tables: Vec<String> =
-                nft.unwrap().list_tables().await.unwrap().into_iter().map(|table| table.name).collect();
+            let tables = place.node.ruleset().tables().unwrap();
+            let tables: Vec<String> = tables.into_iter().map(|table| table.name).collect();
             assert!(tables.iter().all(|name| !name.starts_with("cni-ports-")), "{kind} {ranges}: {tables:?}");
         }
     }

@@ -27,7 +27,7 @@ impl Plugin for PointToPoint {
 
     async fn del(&self, call: &Call) -> Result<(), Failure> {
         call.ipam("DEL").await?;
-        links::stop_masquerade(call).await?;
+        links::stop_masquerade(call)?;
         links::remove_pair(call).await
     }
 
@@ -73,7 +73,7 @@ async fn connect(call: &Call, given: &Value) -> Result<Value, Failure> {
     }
     links::forward(&ips)?;
     if call.flag("ipMasq") {
-        links::masquerade(call, &ips).await?;
+        links::masquerade(call, &ips)?;
     }
     let ips: Vec<Value> = ips.iter().map(|ip| ip_json(ip, Some(1), &call.version)).collect();
     Ok(json!({
