@@ -38,10 +38,5 @@ fn filter(verbosity: u8) -> Targets {
         6..=9 => (LevelFilter::TRACE, LevelFilter::DEBUG),
         _ => (LevelFilter::TRACE, LevelFilter::TRACE),
     };
-    // We check for a link by asking for it: its absence is no news.
-    let netlink = theirs.min(LevelFilter::ERROR);
-    Targets::new()
-        .with_default(theirs)
-        .with_target("ferrite", ours)
-        .with_target("nlink", if verbosity < 6 { netlink } else { theirs })
+    Targets::new().with_default(theirs).with_target("ferrite", ours)
 }

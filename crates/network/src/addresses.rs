@@ -2,41 +2,30 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-use nlink::netlink::addr::{Ipv4Address, Ipv6Address};
-use nlink::netlink::route::{Ipv4Route, Ipv6Route};
-use nlink::netlink::types::addr::Scope;
-use nlink::netlink::{Connection, Error, Route};
+use ferrite_netlink::{Address, Connection, Error, Route, Scope};
 
 use crate::Cidr;
 
 /// Gives a link an address and the route to its range. An address of IPv6 is usable at once: nobody else can have it, so
 /// the kernel does not look for duplicates.
-pub(crate) async fn add(
-    conn: &Connection<Route>,
-    link: &str,
-    address: IpAddr,
-    range: Cidr,
-) -> Result<(), Error> {
-    match (address, range.last()) {
-        (IpAddr::V4(v4), IpAddr::V4(last)) => {
-            conn.replace_address(Ipv4Address::new(link, v4, range.prefix()).broadcast(last)).await
-        }
-        (IpAddr::V4(v4), IpAddr::V6(_)) => {
-            conn.replace_address(Ipv4Address::new(link, v4, range.prefix())).await
-        }
-        (IpAddr::V6(v6), _) => conn.replace_address(Ipv6Address::new(link, v6, range.prefix()).nodad()).await,
-    }
+pub(crate) async fn add(conn: &Connection, link: &str, address: IpAddr, range: Cidr) -> Result<(), Error> {
+    let given = Address::new(link, address, range.prefix());
+    let given = match (address, range.last()) {
+        (IpAddr::V4(_), IpAddr::V4(last)) => given.broadcast(last.into()),
+        (IpAddr::V4(_), IpAddr::V6(_)) => given,
+        (IpAddr::V6(_), _) => given.without_duplicate_detection(),
+    };
+    conn.replace_address(given).await
 }
 
 /// Gives a link an address that only this host uses: it is never the source of what goes elsewhere.
-pub(crate) async fn add_host(conn: &Connection<Route>, link: &str, address: IpAddr) -> Result<(), Error> {
-    match address {
-        IpAddr::V4(v4) => conn.replace_address(Ipv4Address::new(link, v4, 32).scope(Scope::Host)).await,
+pub(crate) async fn add_host(conn: &Connection, link: &str, address: IpAddr) -> Result<(), Error> {
+    let given = match address {
+        IpAddr::V4(_) => Address::new(link, address, 32).scope(Scope::Host),
         // The kernel takes the scope of IPv6 from the address. A deprecated address is no source, either.
-        IpAddr::V6(v6) => {
-            conn.replace_address(Ipv6Address::new(link, v6, 128).nodad().preferred_lifetime(0)).await
-        }
-    }
+        IpAddr::V6(_) => Address::new(link, address, 128).without_duplicate_detection().deprecated(),
+    };
+    conn.replace_address(given).await
 }
 
 /// Makes the gateway the way of a pod to a range; `None` is everywhere.
@@ -44,28 +33,20 @@ pub(crate) async fn add_host(conn: &Connection<Route>, link: &str, address: IpAd
 /// Pods of IPv6 have no neighbours but the gateway: a pod cannot ask the isolated ports of others for their hardware
 /// addresses, and the kernel answers for others in IPv4 only.
 pub(crate) async fn route_by(
-    conn: &Connection<Route>,
+    conn: &Connection,
     link: &str,
     gateway: IpAddr,
     to: Option<Cidr>,
 ) -> Result<(), Error> {
-    match gateway {
-        IpAddr::V4(gateway) => {
-            let route = match to.map(|range| (range.network(), range.prefix())) {
-                Some((IpAddr::V4(network), prefix)) => Ipv4Route::new(network, prefix),
-                _ => Ipv4Route::default_route(),
-            };
-            conn.replace_route(route.gateway(gateway).dev(link)).await
-        }
-        IpAddr::V6(gateway) => {
-            conn.replace_route(Ipv6Route::new(gateway, 128).dev(link)).await?;
-            let route = match to.map(|range| (range.network(), range.prefix())) {
-                Some((IpAddr::V6(network), prefix)) => Ipv6Route::new(network, prefix),
-                _ => Ipv6Route::default_route(),
-            };
-            conn.replace_route(route.gateway(gateway).dev(link)).await
-        }
+    if gateway.is_ipv6() {
+        conn.replace_route(Route::new(gateway, 128).dev(link)).await?;
     }
+    let range = to.filter(|range| range.network().is_ipv4() == gateway.is_ipv4());
+    let route = match range {
+        Some(range) => Route::new(range.network(), range.prefix()).gateway(gateway),
+        None => Route::default_by(gateway),
+    };
+    conn.replace_route(route.dev(link)).await
 }
 
 /// A locally administered hardware address made from the IP address: whoever gets the IP address next

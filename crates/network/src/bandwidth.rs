@@ -1,8 +1,6 @@
 //! Limits of a pod's traffic, as queues at both ends of its link. They go with the link.
 
-use nlink::netlink::tc::TbfConfig;
-use nlink::netlink::{Connection, Route};
-use nlink::util::{Bytes, Rate};
+use ferrite_netlink::{Connection, TokenBucket};
 
 /// Limits in bits per second.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -89,17 +87,18 @@ pub(crate) fn burst_and_limit(bits_per_second: u64) -> (u64, u64) {
 
 /// Limits the traffic that leaves by a link.
 pub(crate) async fn limit(
-    conn: &Connection<Route>,
+    conn: &Connection,
     link: &str,
     bits_per_second: u64,
-) -> Result<(), nlink::netlink::Error> {
+) -> Result<(), ferrite_netlink::Error> {
     let (burst, waiting) = burst_and_limit(bits_per_second);
-    let queue = TbfConfig::new()
-        .rate(Rate::bits_per_sec(bits_per_second))
-        .burst(Bytes::new(burst))
-        .limit(Bytes::new(waiting))
-        .build();
-    conn.replace_qdisc(link, queue).await
+    let within = |bytes: u64| u32::try_from(bytes).unwrap_or(u32::MAX);
+    let queue = TokenBucket {
+        bytes_per_second: (bits_per_second / 8).max(1),
+        burst: within(burst),
+        limit: within(waiting),
+    };
+    conn.replace_queue(link, queue).await
 }
 
 #[cfg(test)]

@@ -11,11 +11,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use async_trait::async_trait;
+use ferrite_netlink::{Connection, Netns, PortFlags, VethLink};
 use ferrite_nft::OwnGenerations;
 use futures_util::future::BoxFuture;
-use nlink::netlink::link::{BridgePortConfig, VethLink};
-use nlink::netlink::namespace::Netns;
-use nlink::netlink::{Connection, Route};
 
 pub use self::config::{BridgeConfig, Isolation, Port};
 use self::links::{
@@ -40,12 +38,11 @@ use crate::{
 /// state directory before it is made, so that [`remove`](Self::remove) and [`purge`](Self::purge) find
 /// it again after a crash.
 ///
-/// The netlink socket belongs to the tokio runtime that [`open`](Self::open) ran on. Calls for different
-/// sandboxes may run at the same time; for one sandbox the caller makes one call at a time.
+/// Calls for different sandboxes may run at the same time; for one sandbox the caller makes one call at a time.
 pub struct Bridge {
     config: BridgeConfig,
     host: Netns,
-    conn: Connection<Route>,
+    conn: Connection,
     ipam: Arc<Mutex<Ipam>>,
     host_ports: Arc<Mutex<HostPorts>>,
     /// The generations of rulesets that changes of host ports made.
@@ -81,8 +78,7 @@ impl Bridge {
     async fn make(host: Netns, config: BridgeConfig) -> Result<Arc<Self>, NetworkError> {
         config.check()?;
         let state = State::open(&config.state)?;
-        let conn =
-            Connection::<Route>::new_in(&host).map_err(NetworkError::netlink("open a netlink socket"))?;
+        let conn = Connection::new_in(&host).map_err(NetworkError::netlink("open a netlink socket"))?;
         let earlier = state.load()?;
         let mut record = Record {
             bridge: config.name.clone(),
@@ -128,7 +124,7 @@ impl Bridge {
             }
         }
         rules::add_routes(&conn, &record).await?;
-        if let Err(error) = rules::add_masquerade(&host, &record).await {
+        if let Err(error) = rules::add_masquerade(&host, &record) {
             // Pods still reach each other and the node; only the world outside the cluster is out of
             // reach, as on a kernel built without nftables NAT.
             tracing::warn!(%error, cause = error_source(&error), "pods cannot reach beyond the cluster");
@@ -196,7 +192,7 @@ impl Bridge {
     pub async fn isolate(&self, isolation: Isolation) -> Result<(), NetworkError> {
         self.check_open()?;
         let families = self.config.pod_cidrs.families();
-        rules::add_isolation(&self.host, &self.config.name, &families, isolation).await
+        rules::add_isolation(&self.host, &self.config.name, &families, isolation)
     }
 
     /// Joins a sandbox that may be on other networks too. `owner` names the reservation and must differ from
@@ -214,8 +210,7 @@ impl Bridge {
         let fail = |what: &str| {
             NetworkError::netlink(format!("{what} of pod {}/{} (sandbox {owner})", pod.namespace, pod.name))
         };
-        let pod_conn =
-            Connection::<Route>::new_in(&netns).map_err(fail("netlink socket in the namespace"))?;
+        let pod_conn = Connection::new_in(&netns).map_err(fail("netlink socket in the namespace"))?;
         let (name, wanted) = (owner.to_owned(), port.address);
         let addresses = self.with_ipam(move |ipam| ipam.reserve_wanted(&name, wanted)).await?;
         if let Some(guard) = self.guard.get() {
@@ -227,12 +222,12 @@ impl Bridge {
         let host_end = host_link(owner);
         let host_end = host_end.as_str();
         self.conn.set_link_alias(host_end, owner).await.map_err(fail("alias"))?;
-        self.conn.set_link_master(host_end, self.config.name.as_str()).await.map_err(fail("bridge port"))?;
+        self.conn.set_link_master(host_end, &self.config.name).await.map_err(fail("bridge port"))?;
         // A pod may reach itself through a service address: the frame goes back out of its own port.
         let isolated = self.isolate_ports().await?;
-        let flags = BridgePortConfig::new().hairpin(true).isolated(isolated);
+        let flags = PortFlags { hairpin: Some(true), isolated: Some(isolated) };
         self.conn.set_bridge_port(host_end, flags).await.map_err(fail("bridge port flags"))?;
-        self.guard_sender(host_end, addresses, pod.bandwidth.egress).await;
+        self.guard_sender(host_end, addresses, pod.bandwidth.egress);
         if let Some(bits) = pod.bandwidth.ingress {
             bandwidth::limit(&self.conn, host_end, bits).await.map_err(fail("ingress bandwidth"))?;
         }
@@ -272,9 +267,9 @@ impl Bridge {
     }
 
     /// Lets the pod behind a link send from its own address only.
-    async fn guard_sender(&self, link: &str, addresses: Addresses, limit: Option<u64>) {
+    fn guard_sender(&self, link: &str, addresses: Addresses, limit: Option<u64>) {
         let sender = Sender::new(link, addresses, limit);
-        if let Err(error) = port_filter::guard(&self.host, &self.config.name, &sender).await {
+        if let Err(error) = port_filter::guard(&self.host, &self.config.name, &sender) {
             // As on a kernel built without nftables for links.
             tracing::warn!(%error, cause = error_source(&error), %addresses, "a pod can forge the source of its packets");
             return;
@@ -284,24 +279,24 @@ impl Bridge {
 
     /// Adds missing filters for pods of an earlier process.
     async fn guard_senders(&self) -> Result<(), NetworkError> {
-        port_filter::prepare(&self.host, &self.config.name).await?;
-        let guarded = port_filter::guarded(&self.host, &self.config.name).await?;
+        port_filter::prepare(&self.host, &self.config.name)?;
+        let guarded = port_filter::guarded(&self.host, &self.config.name)?;
         for (sandbox, addresses) in self.with_ipam(|ipam| Ok(ipam.reservations())).await? {
             let link = host_link(&sandbox);
             let sender = Sender::new(&link, addresses, None);
             if port_filter::is_whole(&guarded, &sender) {
                 self.senders.lock().unwrap_or_else(PoisonError::into_inner).insert(link, sender);
             } else if find_link(&self.conn, &link).await?.is_some() {
-                self.guard_sender(&link, addresses, None).await;
+                self.guard_sender(&link, addresses, None);
             }
         }
         Ok(())
     }
 
     /// The link of a pod is gone, and the rules for it with it.
-    async fn forget_sender(&self, link: &str) -> Result<(), NetworkError> {
+    fn forget_sender(&self, link: &str) -> Result<(), NetworkError> {
         self.senders.lock().unwrap_or_else(PoisonError::into_inner).remove(link);
-        port_filter::forget(&self.host, &self.config.name, link).await
+        port_filter::forget(&self.host, &self.config.name, link)
     }
 
     /// True if ports are to be isolated now. When that changes, the ports that are there follow.
@@ -315,9 +310,9 @@ impl Bridge {
         let isolated = self.config.routed && !bridges_are_filtered(&self.host, family);
         if self.isolated.swap(isolated, Ordering::SeqCst) != isolated {
             for name in ports(&self.conn, &self.config.name).await? {
-                let flags = BridgePortConfig::new().isolated(isolated);
+                let flags = PortFlags { hairpin: None, isolated: Some(isolated) };
                 let fail = NetworkError::netlink(format!("isolation of bridge port {name}"));
-                self.conn.set_bridge_port(name.as_str(), flags).await.map_err(fail)?;
+                self.conn.set_bridge_port(&name, flags).await.map_err(fail)?;
             }
         }
         Ok(isolated)
@@ -326,11 +321,11 @@ impl Bridge {
     /// Makes this network the way out of a namespace that is joined to it by `link`.
     pub async fn route_out(&self, netns: &Path, link: &str) -> Result<(), NetworkError> {
         let fail = || NetworkError::netlink(format!("default route through {link}"));
-        let conn = Connection::<Route>::new_in(&open_netns(netns)?).map_err(fail())?;
+        let conn = Connection::new_in(&open_netns(netns)?).map_err(fail())?;
         self.route(&conn, link).await.map_err(fail())
     }
 
-    async fn route(&self, pod: &Connection<Route>, link: &str) -> Result<(), nlink::netlink::Error> {
+    async fn route(&self, pod: &Connection, link: &str) -> Result<(), ferrite_netlink::Error> {
         for gateway in self.gateways().iter() {
             addresses::route_by(pod, link, *gateway, None).await?;
         }
@@ -348,7 +343,7 @@ impl Bridge {
         for name in ports(&self.conn, &self.config.name).await? {
             if !expected.contains(&name) {
                 delete_link(&self.conn, &name).await?;
-                self.forget_sender(&name).await?;
+                self.forget_sender(&name)?;
             }
         }
         Ok(())
@@ -383,8 +378,7 @@ impl Bridge {
         }
         let state = State::open(state)?;
         if let Some(record) = state.load()? {
-            let conn =
-                Connection::<Route>::new_in(host).map_err(NetworkError::netlink("open a netlink socket"))?;
+            let conn = Connection::new_in(host).map_err(NetworkError::netlink("open a netlink socket"))?;
             let sandboxes = Ipam::open(state.reservations(), record.pod_cidrs)?.sandboxes();
             undo(host, &conn, &record, &sandboxes).await?;
         }
@@ -444,14 +438,17 @@ impl Bridge {
     async fn release(&self, sandbox: &str) -> Result<(), NetworkError> {
         let name = sandbox.to_owned();
         let published = self.with_host_ports(move |ports| ports.withdraw(&name)).await?;
-        if let Some(addresses) = published
-            && let Err(error) = host_ports::forget_flows(&self.host, addresses).await
-        {
-            tracing::warn!(%error, %addresses, "UDP clients may stay with a pod that is gone");
+        if let Some(addresses) = published {
+            let host = path_of(&self.host);
+            // The kernel may track very many.
+            let forget = move || host_ports::forget_flows(Some(&Netns::from_path(host)?), addresses);
+            if let Ok(Err(error)) = tokio::task::spawn_blocking(forget).await {
+                tracing::warn!(%error, %addresses, "UDP clients may stay with a pod that is gone");
+            }
         }
         let link = host_link(sandbox);
         delete_link(&self.conn, &link).await?;
-        self.forget_sender(&link).await?;
+        self.forget_sender(&link)?;
         if let Some(guard) = self.guard.get() {
             guard.uncover(sandbox).await;
         }
@@ -464,7 +461,7 @@ impl Bridge {
         &self,
         sandbox: &str,
         netns: &Netns,
-        pod: &Connection<Route>,
+        pod: &Connection,
         link: &str,
         address: IpAddr,
     ) -> Result<(), NetworkError> {
@@ -472,7 +469,7 @@ impl Bridge {
         let host_end = find_link(&self.conn, &name).await?;
         let pod_end = find_link(pod, link).await?;
         match (&host_end, &pod_end) {
-            (Some(host_end), Some(pod_end)) if pod_end.link() == Some(host_end.ifindex()) => return Ok(()),
+            (Some(host_end), Some(pod_end)) if pod_end.peer == Some(host_end.index) => return Ok(()),
             (_, Some(_)) => {
                 return Err(NetworkError::Conflict(format!(
                     "sandbox {sandbox}: its namespace already has an {link} that is not this network's"
@@ -484,9 +481,8 @@ impl Bridge {
         }
         let veth = VethLink::new(&name, link)
             .mtu(self.config.mtu)
-            .peer_mtu(self.config.mtu)
             .peer_address(hardware_address(address))
-            .peer_netns_fd(netns);
+            .peer_netns(netns);
         self.conn
             .add_link(veth)
             .await

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use nlink::netlink::namespace::Netns;
+use ferrite_netlink::Netns;
 
 use crate::state::{Before, Record, boot_id};
 use crate::{IpFamily, NetworkError};

@@ -101,7 +101,7 @@ pub enum NetworkError {
     Netlink {
         what: String,
         #[source]
-        source: Box<nlink::netlink::Error>,
+        source: Box<ferrite_netlink::Error>,
     },
     /// The kernel refused rules, or did not show them.
     #[error("{what}")]
@@ -143,7 +143,7 @@ pub enum NetworkError {
     Netns {
         path: PathBuf,
         #[source]
-        source: Box<nlink::netlink::Error>,
+        source: Box<ferrite_netlink::Error>,
     },
     /// Something else already uses a name this network needs.
     #[error("{0}")]
@@ -154,7 +154,7 @@ pub enum NetworkError {
 }
 
 impl NetworkError {
-    pub(crate) fn netlink(what: impl Into<String>) -> impl FnOnce(nlink::netlink::Error) -> Self {
+    pub(crate) fn netlink(what: impl Into<String>) -> impl FnOnce(ferrite_netlink::Error) -> Self {
         let what = what.into();
         move |source| Self::Netlink { what, source: Box::new(source) }
     }

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use nlink::netlink::{Connection, Route};
+use ferrite_netlink::{Connection, Scope, table};
 
 use crate::{IpFamily, NetworkError};
 
@@ -36,34 +36,30 @@ pub async fn node_addresses(families: &[IpFamily]) -> Result<Vec<IpAddr>, Networ
 
 async fn read() -> Result<(Vec<DefaultRoute>, Vec<Global>), NetworkError> {
     let fail = || NetworkError::netlink("look up the node's address");
-    let conn = Connection::<Route>::new().map_err(fail())?;
+    let conn = Connection::new().map_err(fail())?;
     let bridges: Vec<u32> = conn
         .get_links()
         .await
         .map_err(fail())?
         .iter()
-        .filter(|link| link.kind() == Some("bridge"))
-        .map(|link| link.ifindex())
+        .filter(|link| link.is_kind("bridge"))
+        .map(|link| link.index)
         .collect();
     let routes = conn.get_routes().await.map_err(fail())?;
     let mut defaults: Vec<DefaultRoute> = routes
         .iter()
-        .filter(|route| route.is_default() && route.table_id() == u32::from(nix::libc::RT_TABLE_MAIN))
+        .filter(|route| route.is_default() && route.table == table::MAIN)
         .filter_map(|route| {
-            let family = if route.is_ipv4() { IpFamily::V4 } else { IpFamily::V6 };
-            Some(DefaultRoute { family, link: route.oif()?, metric: route.priority().unwrap_or(0) })
+            let family = IpFamily::of(route.destination);
+            Some(DefaultRoute { family, link: route.link?, metric: route.metric.unwrap_or(0) })
         })
         .collect();
     defaults.sort_by_key(|route| route.metric);
     let addresses = conn.get_addresses().await.map_err(fail())?;
     let globals = addresses
         .iter()
-        .filter(|a| a.scope() == nlink::netlink::types::addr::Scope::Universe && !a.is_deprecated())
-        .filter_map(|a| {
-            let address = *a.primary_address()?;
-            let link = a.ifindex();
-            Some(Global { link, address, on_bridge: bridges.contains(&link) })
-        })
+        .filter(|a| a.is_scope(Scope::Universe) && !a.is_deprecated)
+        .map(|a| Global { link: a.link, address: a.address, on_bridge: bridges.contains(&a.link) })
         .collect();
     Ok((defaults, globals))
 }

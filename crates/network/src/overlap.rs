@@ -1,9 +1,6 @@
 //! Ranges of addresses that somebody else on this machine has already.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-
-use nlink::netlink::types::route::RouteType;
-use nlink::netlink::{Connection, Route};
+use ferrite_netlink::{Connection, RouteType};
 
 use crate::rules::UNREACHABLE_METRIC;
 use crate::{Cidr, Cidrs, NetworkError};
@@ -49,32 +46,22 @@ fn refuse(ranges: Ranges, present: &Present) -> Option<String> {
 
 /// Refuses ranges that somebody else on this machine has. A network whose bridge is there already is completed, and not
 /// asked.
-pub(crate) async fn check(
-    conn: &Connection<Route>,
-    bridge: &str,
-    ranges: Ranges,
-) -> Result<(), NetworkError> {
+pub(crate) async fn check(conn: &Connection, bridge: &str, ranges: Ranges) -> Result<(), NetworkError> {
     let fail = || NetworkError::netlink("look for networks that overlap");
     let links = conn.get_links().await.map_err(fail())?;
-    if links.iter().any(|link| link.name() == Some(bridge)) {
+    if links.iter().any(|link| link.name == bridge) {
         return Ok(());
     }
     let mut present = Present::default();
     for address in conn.get_addresses().await.map_err(fail())? {
-        let Some(ip) = address.primary_address().copied() else { continue };
-        let Some(network) = Cidr::containing(ip, address.prefix_len()) else { continue };
-        let link = links.iter().find(|link| link.ifindex() == address.ifindex());
-        let name = link.and_then(|link| link.name()).unwrap_or_default();
-        present.links.push((name.to_owned(), network));
+        let Some(network) = Cidr::containing(address.address, address.prefix) else { continue };
+        let link = links.iter().find(|link| link.index == address.link);
+        let name = link.map(|link| link.name.clone()).unwrap_or_default();
+        present.links.push((name, network));
     }
     for route in conn.get_routes().await.map_err(fail())? {
-        let ours =
-            route.route_type() == RouteType::Unreachable && route.priority() == Some(UNREACHABLE_METRIC);
-        let range = match route.destination() {
-            Some(network) => Cidr::containing(*network, route.dst_len()),
-            None if route.is_ipv4() => Cidr::containing(Ipv4Addr::UNSPECIFIED.into(), 0),
-            None => Cidr::containing(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0),
-        };
+        let ours = route.route_type == RouteType::Unreachable && route.metric == Some(UNREACHABLE_METRIC);
+        let range = Cidr::containing(route.destination, route.prefix);
         present.clusters.extend(range.filter(|_| ours));
     }
     match refuse(ranges, &present) {

@@ -8,13 +8,8 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use nlink::Bytes;
-use nlink::netlink::namespace::Netns;
-use nlink::netlink::nftables::{
-    BaseChain, Chain, CmpOp, Expr, Family, FilterHook, LimitExpr, LimitUnit, MetaKey, PayloadBase, Priority,
-    Register, Rule,
-};
-use nlink::netlink::{Connection, Nftables};
+use ferrite_netlink::{Error, Netns};
+use ferrite_nft::{BaseChain, Expr, NoSets, Ruleset, TableFamily, Verdict, compare};
 
 use crate::addresses::{hardware_address, link_local};
 use crate::bandwidth::burst_and_limit;
@@ -62,57 +57,70 @@ pub(crate) fn table(bridge: &str) -> String {
     format!("ferrite-senders-{bridge}")
 }
 
-/// One comparison of a field.
-fn is(load: Expr, op: CmpOp, value: &[u8]) -> [Expr; 2] {
-    [load, Expr::Cmp { sreg: Register::R0, op, data: value.to_vec() }]
+/// A condition of a rule, or several that must all hold.
+type Condition = Vec<Expr<NoSets>>;
+
+/// The header that a field is in.
+#[derive(Debug, Clone, Copy)]
+enum Header {
+    Link,
+    Network,
+    Transport,
 }
 
-fn protocol(value: [u8; 2]) -> [Expr; 2] {
-    is(Expr::Meta { dreg: Register::R0, key: MetaKey::Protocol }, CmpOp::Eq, &value)
+fn protocol(value: [u8; 2]) -> Condition {
+    compare(Expr::LoadEtherType { to: 0 }, true, &value).into()
 }
 
-fn field(base: PayloadBase, offset: u32, op: CmpOp, value: &[u8]) -> [Expr; 2] {
-    is(Expr::Payload { dreg: Register::R0, base, offset, len: value.len() as u32 }, op, value)
+fn field(header: Header, offset: u32, equal: bool, value: &[u8]) -> Condition {
+    let len = u32::try_from(value.len()).unwrap_or(u32::MAX);
+    let load = match header {
+        Header::Link => Expr::LoadLinkHeader { to: 0, offset, len },
+        Header::Network => Expr::LoadNetworkHeader { to: 0, offset, len },
+        Header::Transport => Expr::LoadTransportHeader { to: 0, offset, len },
+    };
+    compare(load, equal, value).into()
 }
 
 /// The rules of a pod's link. Everything that is neither of the families of the pod's addresses nor ARP for IPv4 is
 /// dropped with the rest: the pod has no other addresses, and nothing on the node would judge it.
-fn rules(table: &str, sender: &Sender) -> Vec<Rule> {
-    let rule = |parts: &[[Expr; 2]]| {
-        let rule = Rule::new(table, &sender.link).family(Family::Netdev);
-        parts.iter().flatten().cloned().fold(rule, Rule::expr)
+fn rules(sender: &Sender) -> Vec<Vec<Expr<NoSets>>> {
+    let decide = |parts: &[Condition], verdict| {
+        let mut rule = parts.concat();
+        rule.push(Expr::Verdict(verdict));
+        rule
     };
+    let (accept, drop) = (
+        |parts: &Vec<Condition>| decide(parts, Verdict::Accept),
+        |parts: &Vec<Condition>| decide(parts, Verdict::Drop),
+    );
     let hardware = sender.hardware;
-    let mut rules = vec![rule(&[field(PayloadBase::LinkLayer, ETHER_SOURCE, CmpOp::Neq, &hardware)]).drop()];
+    let mut rules = vec![drop(&vec![field(Header::Link, ETHER_SOURCE, false, &hardware)])];
     if let Some(bits) = sender.limit {
         // Twice the burst of the pod's own queue: packets that pass that queue pass here.
         let burst = u32::try_from(burst_and_limit(bits).0.saturating_mul(2)).unwrap_or(u32::MAX);
-        let limit = LimitExpr::bytes(Bytes::new((bits / 8).max(1)), LimitUnit::Second).burst(burst).over();
-        rules.push(rule(&[]).expr(limit).drop());
+        rules.push(drop(&vec![vec![Expr::Exceeds { bytes_per_second: (bits / 8).max(1), burst }]]));
     }
     for address in sender.addresses.iter() {
         match address {
-            IpAddr::V4(v4) => {
-                let matches = ipv4(hardware, *v4);
-                rules.extend(matches.iter().map(|parts| rule(parts).accept()));
-            }
+            IpAddr::V4(v4) => rules.extend(ipv4(hardware, *v4).iter().map(accept)),
             IpAddr::V6(v6) => {
                 let (refused, accepted) = ipv6(hardware, *v6);
-                rules.extend(refused.iter().map(|parts| rule(parts).drop()));
-                rules.extend(accepted.iter().map(|parts| rule(parts).accept()));
+                rules.extend(refused.iter().map(drop));
+                rules.extend(accepted.iter().map(accept));
             }
         }
     }
-    rules.push(rule(&[]).drop());
+    rules.push(drop(&Vec::new()));
     rules
 }
 
 /// Conditions of which one must hold.
-type Conditions = Vec<Vec<[Expr; 2]>>;
+type Conditions = Vec<Vec<Condition>>;
 
 /// The packets of IPv4 that a pod may send.
 fn ipv4(hardware: [u8; 6], address: Ipv4Addr) -> Conditions {
-    let is = |offset, value: &[u8]| field(PayloadBase::Network, offset, CmpOp::Eq, value);
+    let is = |offset, value: &[u8]| field(Header::Network, offset, true, value);
     vec![
         vec![protocol(IPV4), is(IPV4_SOURCE, &address.octets())],
         vec![protocol(ARP), is(ARP_SENDER_HARDWARE, &hardware), is(ARP_SENDER, &address.octets())],
@@ -126,75 +134,66 @@ fn ipv4(hardware: [u8; 6], address: Ipv4Addr) -> Conditions {
 fn ipv6(hardware: [u8; 6], address: Ipv6Addr) -> (Conditions, Conditions) {
     let local = link_local(hardware);
     let discovery = |kind: u8| {
-        let transport = is(Expr::Meta { dreg: Register::R0, key: MetaKey::L4Proto }, CmpOp::Eq, &[ICMPV6]);
-        [protocol(IPV6), transport, field(PayloadBase::Transport, 0, CmpOp::Eq, &[kind])]
+        let transport = compare(Expr::LoadProtocol { to: 0 }, true, &[ICMPV6]).into();
+        [protocol(IPV6), transport, field(Header::Transport, 0, true, &[kind])]
     };
-    let not_about =
-        |address: Ipv6Addr| field(PayloadBase::Transport, ADVERTISED, CmpOp::Neq, &address.octets());
+    let not_about = |address: Ipv6Addr| field(Header::Transport, ADVERTISED, false, &address.octets());
     let advertises_others: Vec<_> = discovery(NEIGHBOUR_ADVERTISEMENT)
         .into_iter()
         .chain([not_about(address), not_about(local)])
         .collect();
     let refused =
         vec![discovery(ROUTER_ADVERTISEMENT).to_vec(), discovery(REDIRECT).to_vec(), advertises_others];
-    let from = |source: Ipv6Addr| field(PayloadBase::Network, IPV6_SOURCE, CmpOp::Eq, &source.octets());
+    let from = |source: Ipv6Addr| field(Header::Network, IPV6_SOURCE, true, &source.octets());
     let accepted = vec![vec![protocol(IPV6), from(address)], vec![protocol(IPV6), from(local)]];
     (refused, accepted)
 }
 
 /// Makes the table of a network, which has no rules yet.
-pub(crate) async fn prepare(host: &Netns, bridge: &str) -> Result<(), NetworkError> {
+pub(crate) fn prepare(host: &Netns, bridge: &str) -> Result<(), NetworkError> {
     let name = table(bridge);
     let fail = || NetworkError::netlink(format!("nftables table {name}"));
-    let conn = Connection::<Nftables>::new_in(host).map_err(fail())?;
-    let tables = conn.list_tables_in(Family::Netdev).await.map_err(fail())?;
-    if tables.iter().any(|table| table.name == name) {
+    let mut ruleset = Ruleset::open(Some(host)).map_err(fail())?;
+    if ruleset.has_table(TableFamily::Netdev, &name).map_err(fail())? {
         return Ok(());
     }
-    conn.transaction().add_table(&name, Family::Netdev).commit(&conn).await.map_err(fail())
+    let mut batch = ruleset.batch(TableFamily::Netdev, &name);
+    batch.add_table();
+    ruleset.commit(batch).map_err(fail())
 }
 
 /// Lets a pod send from its own address only. May be repeated; the rules that were there are replaced at once.
-pub(crate) async fn guard(host: &Netns, bridge: &str, sender: &Sender) -> Result<(), NetworkError> {
+pub(crate) fn guard(host: &Netns, bridge: &str, sender: &Sender) -> Result<(), NetworkError> {
     let fail = || NetworkError::netlink(format!("rules for what {} sends", sender.link));
-    let conn = Connection::<Nftables>::new_in(host).map_err(fail())?;
-    match replace(&conn, bridge, sender).await {
+    let mut ruleset = Ruleset::open(Some(host)).map_err(fail())?;
+    match replace(&mut ruleset, bridge, sender) {
         // Somebody made the chain in between.
-        Err(error) if error.is_already_exists() => replace(&conn, bridge, sender).await.map_err(fail()),
+        Err(error) if error.is_already_exists() => replace(&mut ruleset, bridge, sender).map_err(fail()),
         other => other.map_err(fail()),
     }
 }
 
-async fn replace(
-    conn: &Connection<Nftables>,
-    bridge: &str,
-    sender: &Sender,
-) -> Result<(), nlink::netlink::Error> {
-    let name = table(bridge);
+fn replace(ruleset: &mut Ruleset, bridge: &str, sender: &Sender) -> Result<(), Error> {
     let link = sender.link.as_str();
-    let chain = Chain::new(name.as_str(), link)?
-        .family(Family::Netdev)
-        .base(BaseChain::filter(FilterHook::ingress(link), Priority::Filter));
-    let known = chains(conn, bridge).await?.any(|name| name == link);
-    let mut transaction = match known {
-        true => conn.transaction().flush_chain(&name, link, Family::Netdev),
-        false => conn.transaction().add_chain(chain),
-    };
-    for rule in rules(&name, sender) {
-        transaction = transaction.add_rule(rule);
+    let known = chains(ruleset, bridge)?.iter().any(|name| name == link);
+    let mut batch = ruleset.batch(TableFamily::Netdev, &table(bridge));
+    match known {
+        true => batch.flush_chain(link),
+        false => batch.add_chain(link, &BaseChain::ingress(link)),
     }
-    transaction.commit(conn).await
+    rules(sender).iter().for_each(|rule| batch.add_rule(link, rule));
+    ruleset.commit(batch)
 }
 
 /// The links whose packets are looked at, each with the number of its rules.
-pub(crate) async fn guarded(host: &Netns, bridge: &str) -> Result<BTreeMap<String, usize>, NetworkError> {
+pub(crate) fn guarded(host: &Netns, bridge: &str) -> Result<BTreeMap<String, usize>, NetworkError> {
     let name = table(bridge);
     let fail = || NetworkError::netlink(format!("nftables table {name}"));
-    let conn = Connection::<Nftables>::new_in(host).map_err(fail())?;
-    let mut found: BTreeMap<String, usize> =
-        chains(&conn, bridge).await.map_err(fail())?.map(|link| (link, 0)).collect();
+    let mut ruleset = Ruleset::open(Some(host)).map_err(fail())?;
+    let chains = chains(&mut ruleset, bridge).map_err(fail())?;
+    let mut found: BTreeMap<String, usize> = chains.into_iter().map(|link| (link, 0)).collect();
     if !found.is_empty() {
-        for rule in conn.list_rules(&name, Family::Netdev).await.map_err(fail())? {
+        for rule in ruleset.rules(TableFamily::Netdev, &name).map_err(fail())? {
             found.entry(rule.chain).and_modify(|count| *count += 1);
         }
     }
@@ -204,29 +203,26 @@ pub(crate) async fn guarded(host: &Netns, bridge: &str) -> Result<BTreeMap<Strin
 /// True if a link has the rules it should have, by their number: others remove rules, or all of them. A pod of an earlier
 /// process may have a limit besides.
 pub(crate) fn is_whole(found: &BTreeMap<String, usize>, sender: &Sender) -> bool {
-    found.get(&sender.link).is_some_and(|count| *count >= rules("", sender).len())
+    found.get(&sender.link).is_some_and(|count| *count >= rules(sender).len())
 }
 
-async fn chains(
-    conn: &Connection<Nftables>,
-    bridge: &str,
-) -> Result<impl Iterator<Item = String>, nlink::netlink::Error> {
+fn chains(ruleset: &mut Ruleset, bridge: &str) -> Result<Vec<String>, Error> {
     let name = table(bridge);
-    let all = conn.list_chains().await?.into_iter();
-    Ok(all.filter(move |c| c.family == Family::Netdev && c.table == name).map(|c| c.name.to_string()))
+    let all = ruleset.chains()?.into_iter();
+    Ok(all.filter(|c| c.family == TableFamily::Netdev && c.table == name).map(|c| c.name).collect())
 }
 
 /// Takes the rules of a link away. Newer kernels keep a chain whose link is gone.
-pub(crate) async fn forget(host: &Netns, bridge: &str, link: &str) -> Result<(), NetworkError> {
+pub(crate) fn forget(host: &Netns, bridge: &str, link: &str) -> Result<(), NetworkError> {
     // A kernel without nftables has none.
-    let Ok(conn) = Connection::<Nftables>::new_in(host) else { return Ok(()) };
+    let Ok(mut ruleset) = Ruleset::open(Some(host)) else { return Ok(()) };
     let fail = NetworkError::netlink(format!("remove the rules for what {link} sends"));
-    conn.del_chain_if_exists(table(bridge).as_str(), link, Family::Netdev).await.map(drop).map_err(fail)
+    ruleset.delete_chain(TableFamily::Netdev, &table(bridge), link).map(drop).map_err(fail)
 }
 
 /// Takes all rules of a network away.
-pub(crate) async fn remove(conn: &Connection<Nftables>, bridge: &str) -> Result<(), NetworkError> {
+pub(crate) fn remove(ruleset: &mut Ruleset, bridge: &str) -> Result<(), NetworkError> {
     let name = table(bridge);
     let fail = NetworkError::netlink(format!("remove nftables table {name}"));
-    conn.del_table_if_exists(name.as_str(), Family::Netdev).await.map(drop).map_err(fail)
+    ruleset.delete_table(TableFamily::Netdev, &name).map(drop).map_err(fail)
 }

@@ -1,16 +1,14 @@
 //! The node's routing and packet filter rules for the pod network, besides the bridge itself.
 
-use nlink::netlink::namespace::Netns;
-use nlink::netlink::nftables::{BaseChain, Chain, CtState, Family, FilterHook, NatHook, Priority, Rule};
-use nlink::netlink::route::{Ipv4Route, Ipv6Route};
-use nlink::netlink::rule::RuleBuilder;
-use nlink::netlink::types::route::{RouteScope, RouteType};
-use nlink::netlink::{Connection, Nftables, Route};
+use ferrite_netlink::{Connection, Netns, Route, RouteType, Rule, Scope};
+use ferrite_nft::{
+    BaseChain, Expr, Hook, NoSets, Ruleset, TableFamily, Verdict, comes_by, compare, in_range,
+    known_connection, leaves_by, load_destination, load_source, of_family,
+};
 
 use crate::bridge::Isolation;
 use crate::state::Record;
 use crate::{Cidr, Cidrs, IpFamily, NetworkError};
-use std::net::IpAddr;
 
 /// The metric of the `unreachable` routes: worse than any route somebody adds for the same range, so
 /// that a service proxy or an overlay only has to add its own route to take over.
@@ -20,28 +18,29 @@ pub(crate) const UNREACHABLE_METRIC: u32 = 4_000_000_000;
 const PREFIX: &str = "ferrite-";
 const FORWARD: &str = "forward";
 
-/// The kernel's tables of a family.
-fn tables_of(family: IpFamily) -> Family {
-    match family {
-        IpFamily::V4 => Family::Ip,
-        IpFamily::V6 => Family::Ip6,
-    }
+/// A step of a rule in a table without sets.
+type Step = Expr<NoSets>;
+
+/// The range in the type of tables.
+fn nft_range(range: &Cidr) -> ferrite_nft::Cidr {
+    ferrite_nft::Cidr::new(range.network(), range.prefix()).expect("the prefix of a range fits its address")
 }
 
-/// Calls `$call` with the route to a range in the type of its family, changed by `$with`.
-macro_rules! with_route {
-    ($range:expr, |$route:ident| $with:expr, $conn:ident.$call:ident) => {
-        match $range.network() {
-            IpAddr::V4(network) => {
-                let $route = Ipv4Route::new(network, $range.prefix());
-                $conn.$call($with).await
-            }
-            IpAddr::V6(network) => {
-                let $route = Ipv6Route::new(network, $range.prefix());
-                $conn.$call($with).await
-            }
-        }
-    };
+/// Matches the source of packets.
+fn from_range(range: &Cidr) -> Vec<Step> {
+    let load = load_source(range.family(), 0);
+    in_range(load, nft_range(range), true).into()
+}
+
+/// Matches the destination of packets.
+fn to_range(range: &Cidr, equal: bool) -> Vec<Step> {
+    let load = load_destination(range.family(), 0);
+    in_range(load, nft_range(range), equal).into()
+}
+
+fn unreachable(range: &Cidr) -> Route<'static> {
+    let route = Route::new(range.network(), range.prefix());
+    route.route_type(RouteType::Unreachable).metric(UNREACHABLE_METRIC)
 }
 
 /// The ranges of which no packet may leave by the machine's own interface.
@@ -51,14 +50,9 @@ fn closed_ranges(record: &Record) -> impl Iterator<Item = &Cidr> {
 
 /// Makes packets to cluster addresses that nobody owns end on this node. Without this they would follow
 /// the default route and leave by the machine's own interface.
-pub(crate) async fn add_routes(conn: &Connection<Route>, record: &Record) -> Result<(), NetworkError> {
+pub(crate) async fn add_routes(conn: &Connection, record: &Record) -> Result<(), NetworkError> {
     for range in closed_ranges(record) {
-        let added = with_route!(
-            range,
-            |route| route.route_type(RouteType::Unreachable).metric(UNREACHABLE_METRIC),
-            conn.add_route
-        );
-        match added {
+        match conn.add_route(unreachable(range)).await {
             Ok(()) => {}
             Err(error) if error.is_already_exists() => {}
             Err(error) => {
@@ -75,15 +69,13 @@ const SERVICE_TABLE: u32 = 26_213;
 const SERVICE_RULE_PRIORITY: u32 = 32_000;
 
 /// Names the packets of this node's own processes (which the kernel says come in by `lo`) to Services.
-fn service_rule(range: Cidr) -> RuleBuilder {
-    let rule = match range.family() {
-        IpFamily::V4 => RuleBuilder::v4(),
-        IpFamily::V6 => RuleBuilder::v6(),
-    };
-    rule.priority(SERVICE_RULE_PRIORITY)
-        .iif("lo")
-        .to_addr(range.network(), range.prefix())
-        .table(SERVICE_TABLE)
+fn service_rule(range: Cidr) -> Rule {
+    Rule {
+        priority: SERVICE_RULE_PRIORITY,
+        table: SERVICE_TABLE,
+        to: Some((range.network(), range.prefix())),
+        input_link: Some("lo".into()),
+    }
 }
 
 /// Gives packets of this node's own processes to Services a route.
@@ -91,17 +83,13 @@ fn service_rule(range: Cidr) -> RuleBuilder {
 /// The kernel looks for a route before a service proxy sees such a packet; without one it refuses the connection at
 /// once. The route ends at the bridge, so that a packet that no proxy takes never leaves the machine, and it goes with
 /// the bridge. Packets of others still meet the `unreachable` route unless the proxy takes them.
-pub(crate) async fn add_service_route(conn: &Connection<Route>, record: &Record) -> Result<(), NetworkError> {
+pub(crate) async fn add_service_route(conn: &Connection, record: &Record) -> Result<(), NetworkError> {
     for range in record.service_cidrs.iter().flat_map(Cidrs::iter) {
         let fail = || NetworkError::netlink(format!("add the route for Services {range}"));
-        let bridge = record.bridge.as_str();
-        let added = with_route!(
-            range,
-            |route| route.dev(bridge).scope(RouteScope::Link).table(SERVICE_TABLE),
-            conn.replace_route
-        );
-        added.map_err(fail())?;
-        match conn.add_rule(service_rule(*range)).await {
+        let route = Route::new(range.network(), range.prefix());
+        let route = route.dev(&record.bridge).scope(Scope::Link).table(SERVICE_TABLE);
+        conn.replace_route(route).await.map_err(fail())?;
+        match conn.add_rule(&service_rule(*range)).await {
             Err(error) if !error.is_already_exists() => return Err(fail()(error)),
             _ => {}
         }
@@ -110,18 +98,14 @@ pub(crate) async fn add_service_route(conn: &Connection<Route>, record: &Record)
 }
 
 /// Takes the routes of [`add_routes`] and the rule of [`add_service_route`] away.
-pub(crate) async fn remove_routes(conn: &Connection<Route>, record: &Record) -> Result<(), NetworkError> {
+pub(crate) async fn remove_routes(conn: &Connection, record: &Record) -> Result<(), NetworkError> {
     for range in record.service_cidrs.iter().flat_map(Cidrs::iter) {
         let fail = NetworkError::netlink(format!("remove the rule for Services {range}"));
-        conn.del_rule_if_exists(service_rule(*range)).await.map_err(fail)?;
+        conn.del_rule_if_exists(&service_rule(*range)).await.map_err(fail)?;
     }
     for range in closed_ranges(record) {
-        let removed = with_route!(
-            range,
-            |route| route.route_type(RouteType::Unreachable).metric(UNREACHABLE_METRIC),
-            conn.del_route_if_exists
-        );
-        removed.map_err(NetworkError::netlink(format!("remove unreachable route for {range}")))?;
+        let fail = NetworkError::netlink(format!("remove unreachable route for {range}"));
+        conn.del_route_if_exists(unreachable(range)).await.map_err(fail)?;
     }
     Ok(())
 }
@@ -160,116 +144,119 @@ pub fn policy_table(bridge: &str) -> String {
 ///
 /// The node tells pods of no other way to their neighbours: it would lead past the node's packet filter, and nowhere
 /// where ports are isolated. The kernel has a setting for that in IPv4 only.
-pub(crate) async fn add_masquerade(host: &Netns, record: &Record) -> Result<(), NetworkError> {
+pub(crate) fn add_masquerade(host: &Netns, record: &Record) -> Result<(), NetworkError> {
     const POSTROUTING: &str = "postrouting";
     const OUTPUT: &str = "output";
     const REDIRECT: u8 = 137;
+    const ICMPV6: u8 = 58;
     let name = table(record);
     let fail = || NetworkError::netlink(format!("nftables table {name}"));
-    let conn = Connection::<Nftables>::new_in(host).map_err(fail())?;
+    let mut rules = Ruleset::open(Some(host)).map_err(fail())?;
     for pods in record.pod_cidrs.iter() {
-        let family = tables_of(pods.family());
         let cluster = record.cluster_cidrs.of(pods.family()).unwrap_or(pods);
-        conn.del_table_if_exists(name.as_str(), family).await.map_err(fail())?;
-        let chain = Chain::new(name.as_str(), POSTROUTING)
-            .map_err(fail())?
-            .family(family)
-            .base(BaseChain::nat(NatHook::Postrouting, Priority::SrcNat));
-        let rule = Rule::new(&name, POSTROUTING)
-            .family(family)
-            .match_saddr(pods.network(), pods.prefix())
-            .match_daddr_not(cluster.network(), cluster.prefix())
-            .match_oif_not(&record.bridge)
-            .masquerade();
-        let mut transaction = conn.transaction().add_table(&name, family).add_chain(chain).add_rule(rule);
-        if family == Family::Ip6 {
-            let chain = Chain::new(name.as_str(), OUTPUT)
-                .map_err(fail())?
-                .family(family)
-                .base(BaseChain::filter(FilterHook::Output, Priority::Filter));
-            let rule = Rule::new(&name, OUTPUT).family(family).match_oif(&record.bridge);
-            transaction = transaction.add_chain(chain).add_rule(rule.match_icmpv6_type(REDIRECT).drop());
+        let mut batch = rules.batch(pods.family().into(), &name);
+        batch.replace_table();
+        batch.add_chain(POSTROUTING, &BaseChain::source_nat());
+        let leaves: Vec<Step> = [
+            from_range(pods),
+            to_range(cluster, false),
+            leaves_by(&record.bridge, false).into(),
+            vec![Expr::Masquerade { random_ports: false }],
+        ]
+        .concat();
+        batch.add_rule(POSTROUTING, &leaves);
+        if pods.family() == IpFamily::V6 {
+            batch.add_chain(OUTPUT, &BaseChain::filter(Hook::Output));
+            let redirects: Vec<Step> = [
+                leaves_by(&record.bridge, true),
+                compare(Expr::LoadProtocol { to: 0 }, true, &[ICMPV6]),
+                compare(Expr::LoadTransportHeader { to: 0, offset: 0, len: 1 }, true, &[REDIRECT]),
+            ]
+            .concat();
+            batch.add_rule(OUTPUT, &[redirects, vec![Expr::Verdict(Verdict::Drop)]].concat());
         }
-        transaction.commit(&conn).await.map_err(fail())?;
+        rules.commit(batch).map_err(fail())?;
     }
     Ok(())
 }
 
 /// Isolates the bridge. Rules of an earlier call stay: the rules of one bridge do not change, and it is
 /// never without them.
-pub(crate) async fn add_isolation(
+pub(crate) fn add_isolation(
     host: &Netns,
     bridge: &str,
     families: &[IpFamily],
     isolation: Isolation,
 ) -> Result<(), NetworkError> {
-    add_forward_rules(host, &isolation_table(bridge), families, |rule| {
-        let inward = || rule().match_oif(bridge).match_iif_not(bridge);
-        let first = match isolation {
-            Isolation::Internal => rule().match_iif(bridge).match_oif_not(bridge).drop(),
-            Isolation::Incoming => inward().match_ct_state(CtState::ESTABLISHED | CtState::RELATED).accept(),
-        };
-        [first, inward().drop()]
-    })
-    .await
+    let outward = [comes_by(bridge, true), leaves_by(bridge, false)].concat();
+    let inward = [leaves_by(bridge, true), comes_by(bridge, false)].concat();
+    let first = match isolation {
+        Isolation::Internal => decide(&[&outward], Verdict::Drop),
+        Isolation::Incoming => decide(&[&inward, &known_connection()], Verdict::Accept),
+    };
+    let rules = [first, decide(&[&inward], Verdict::Drop)];
+    add_forward_rules(host, &isolation_table(bridge), families, &rules)
 }
 
 /// Drops packets between a segment of nodes and any link but the pod bridge.
-pub(crate) async fn add_segment_isolation(
+pub(crate) fn add_segment_isolation(
     host: &Netns,
     segment: &str,
     families: &[IpFamily],
     pod_bridge: &str,
 ) -> Result<(), NetworkError> {
-    add_forward_rules(host, &isolation_table(segment), families, |rule| {
-        let outward = rule().match_iif(segment).match_oif_not(segment).match_oif_not(pod_bridge);
-        let inward = rule().match_oif(segment).match_iif_not(segment).match_iif_not(pod_bridge);
-        [outward.drop(), inward.drop()]
-    })
-    .await
+    let outward = [comes_by(segment, true), leaves_by(segment, false), leaves_by(pod_bridge, false)].concat();
+    let inward = [leaves_by(segment, true), comes_by(segment, false), comes_by(pod_bridge, false)].concat();
+    let rules = [outward, inward].map(|packets| decide(&[&packets], Verdict::Drop));
+    add_forward_rules(host, &isolation_table(segment), families, &rules)
+}
+
+/// A rule that decides about the packets that all conditions match.
+fn decide(conditions: &[&[Step]], verdict: Verdict) -> Vec<Step> {
+    let mut rule = conditions.concat();
+    rule.push(Expr::Verdict(verdict));
+    rule
 }
 
 /// Makes a table of each family with rules of the forward hook, unless it is there.
-async fn add_forward_rules(
+fn add_forward_rules(
     host: &Netns,
     name: &str,
     families: &[IpFamily],
-    rules: impl Fn(&dyn Fn() -> Rule) -> [Rule; 2],
+    rules: &[Vec<Step>],
 ) -> Result<(), NetworkError> {
     let fail = || NetworkError::netlink(format!("nftables table {name}"));
-    let conn = Connection::<Nftables>::new_in(host).map_err(fail())?;
-    for family in families.iter().copied().map(tables_of) {
-        let tables = conn.list_tables_in(family).await.map_err(fail())?;
-        if tables.iter().any(|table| table.name == name) {
+    let mut ruleset = Ruleset::open(Some(host)).map_err(fail())?;
+    for family in families.iter().copied().map(TableFamily::from) {
+        if ruleset.has_table(family, name).map_err(fail())? {
             continue;
         }
-        let chain = Chain::new(name, FORWARD)
-            .map_err(fail())?
-            .family(family)
-            .base(BaseChain::filter(FilterHook::Forward, Priority::Filter));
-        let [first, second] = rules(&|| Rule::new(name, FORWARD).family(family));
-        let transaction = conn.transaction().add_table(name, family).add_chain(chain);
-        transaction.add_rule(first).add_rule(second).commit(&conn).await.map_err(fail())?;
+        let mut batch = ruleset.batch(family, name);
+        batch.add_table();
+        batch.add_chain(FORWARD, &BaseChain::filter(Hook::Forward));
+        rules.iter().for_each(|rule| batch.add_rule(FORWARD, rule));
+        ruleset.commit(batch).map_err(fail())?;
     }
     Ok(())
 }
 
 /// Takes the rules of a segment away. A kernel without nftables has none.
-pub(crate) async fn remove_segment_isolation(host: &Netns, segment: &str) -> Result<(), NetworkError> {
-    let Ok(conn) = Connection::<Nftables>::new_in(host) else { return Ok(()) };
-    let name = isolation_table(segment);
-    for family in IpFamily::BOTH.map(tables_of) {
+pub(crate) fn remove_segment_isolation(host: &Netns, segment: &str) -> Result<(), NetworkError> {
+    let Ok(mut rules) = Ruleset::open(Some(host)) else { return Ok(()) };
+    delete_tables(&mut rules, &isolation_table(segment))
+}
+
+/// Deletes the tables of a name of both IP families.
+pub(crate) fn delete_tables(rules: &mut Ruleset, name: &str) -> Result<(), NetworkError> {
+    for family in IpFamily::BOTH {
         let fail = NetworkError::netlink(format!("remove nftables table {name}"));
-        conn.del_table_if_exists(name.as_str(), family).await.map_err(fail)?;
+        rules.delete_table(family.into(), name).map_err(fail)?;
     }
     Ok(())
 }
 
 /// The kernel's number of the forward hook.
 const FORWARD_HOOK: u32 = 2;
-/// The kernel's number of the policy that drops.
-const DROP: u32 = 0;
-
 /// The comment that marks our rules in chains of others.
 fn mark(bridge: &str) -> String {
     format!("{PREFIX}{bridge}")
@@ -279,52 +266,55 @@ fn mark(bridge: &str) -> String {
 /// them:
 /// an accept in a table of ours would not count there. The rules come last, so that whatever such a chain drops
 /// on purpose stays dropped. May be repeated. Rules of the older iptables are out of reach.
-pub(crate) async fn open_forward(host: &Netns, bridge: &str, cluster: Cidrs) -> Result<(), NetworkError> {
+pub(crate) fn open_forward(host: &Netns, bridge: &str, cluster: Cidrs) -> Result<(), NetworkError> {
     // A kernel without nftables has no such chains.
-    let Ok(conn) = Connection::<Nftables>::new_in(host) else { return Ok(()) };
+    let Ok(mut rules) = Ruleset::open(Some(host)) else { return Ok(()) };
     let fail = || NetworkError::netlink("rules of the forward hook");
-    let chains = conn.list_chains().await.map_err(fail())?;
-    let closed = chains.into_iter().filter(|chain| {
-        matches!(chain.family, Family::Ip | Family::Ip6 | Family::Inet)
+    let closed = rules.chains().map_err(fail())?.into_iter().filter(|chain| {
+        chain.family != TableFamily::Netdev
             && chain.hook == Some(FORWARD_HOOK)
-            && chain.policy == Some(DROP)
+            && chain.drops
             && !chain.table.starts_with(PREFIX)
     });
     for chain in closed {
-        let rules = conn.list_rules(&chain.table, chain.family).await.map_err(fail())?;
-        let ours = |rule: &nlink::netlink::nftables::RuleInfo| {
-            rule.chain == chain.name && rule.comment_text.as_deref() == Some(&mark(bridge))
-        };
-        if rules.iter().any(ours) {
+        let mark = mark(bridge);
+        let known = rules.rules(chain.family, &chain.table).map_err(fail())?;
+        if known.iter().any(|rule| rule.chain == chain.name && rule.comment.as_ref() == Some(&mark)) {
             continue;
         }
-        let sees =
-            |range: &&Cidr| matches!(chain.family, Family::Inet) || chain.family == tables_of(range.family());
-        let mut transaction = None;
+        let both = chain.family == TableFamily::Inet;
+        let sees = |range: &&Cidr| both || chain.family == range.family().into();
+        let mut batch = None;
         for range in cluster.iter().filter(sees) {
-            let (network, prefix) = (range.network(), range.prefix());
-            let rule = || Rule::new(&chain.table, &chain.name).family(chain.family).comment(&mark(bridge));
-            let added = transaction.unwrap_or_else(|| conn.transaction());
-            let added = added.add_rule(rule().match_saddr(network, prefix).accept());
-            transaction = Some(added.add_rule(rule().match_daddr(network, prefix).accept()));
+            let batch = batch.get_or_insert_with(|| rules.batch(chain.family, &chain.table));
+            let family: &[Step] = if both { &of_family(range.family()) } else { &[] };
+            for packets in [from_range(range), to_range(range, true)] {
+                let rule = decide(&[family, &packets], Verdict::Accept);
+                batch.add_rule_with_comment(&chain.name, &rule, &mark);
+            }
         }
-        if let Some(transaction) = transaction {
-            transaction.commit(&conn).await.map_err(fail())?;
+        if let Some(batch) = batch {
+            rules.commit(batch).map_err(fail())?;
         }
     }
     Ok(())
 }
 
 /// Takes the rules of [`open_forward`] away.
-async fn close_forward(conn: &Connection<Nftables>, bridge: &str) -> Result<(), NetworkError> {
+fn close_forward(rules: &mut Ruleset, bridge: &str) -> Result<(), NetworkError> {
     let fail = || NetworkError::netlink("remove rules of the forward hook");
-    let chains = conn.list_chains().await.map_err(fail())?;
+    let mark = mark(bridge);
+    let chains = rules.chains().map_err(fail())?;
     for chain in chains.into_iter().filter(|chain| chain.hook == Some(FORWARD_HOOK)) {
-        for rule in conn.list_rules(&chain.table, chain.family).await.map_err(fail())? {
-            if rule.chain == chain.name && rule.comment_text.as_deref() == Some(&mark(bridge)) {
-                conn.del_rule_if_exists(&chain.table, &chain.name, chain.family, rule.handle)
-                    .await
-                    .map_err(fail())?;
+        for rule in rules.rules(chain.family, &chain.table).map_err(fail())? {
+            if rule.chain != chain.name || rule.comment.as_ref() != Some(&mark) {
+                continue;
+            }
+            let mut batch = rules.batch(chain.family, &chain.table);
+            batch.delete_rule(&chain.name, rule.handle);
+            match rules.commit(batch) {
+                Err(error) if !error.is_not_found() => return Err(fail()(error)),
+                _ => {}
             }
         }
     }
@@ -332,29 +322,20 @@ async fn close_forward(conn: &Connection<Nftables>, bridge: &str) -> Result<(), 
 }
 
 /// Returns true if this node has another network of ours.
-pub(crate) async fn others_exist(host: &Netns, record: &Record) -> bool {
-    let Ok(conn) = Connection::<Nftables>::new_in(host) else { return false };
+pub(crate) fn others_exist(host: &Netns, record: &Record) -> bool {
+    let Ok(mut rules) = Ruleset::open(Some(host)) else { return false };
     let own = own_tables(record);
-    for family in IpFamily::BOTH.map(tables_of) {
-        let tables = conn.list_tables_in(family).await.unwrap_or_default();
-        if tables.iter().any(|table| table.name.starts_with(PREFIX) && !own.contains(&table.name)) {
-            return true;
-        }
-    }
-    false
+    let of_another = |name: &String| name.starts_with(PREFIX) && !own.contains(name);
+    let ip = |family| IpFamily::BOTH.map(TableFamily::from).contains(&family);
+    let tables = rules.tables().unwrap_or_default();
+    tables.iter().any(|table| ip(table.family) && of_another(&table.name))
 }
 
 /// Takes all rules of a network away. A kernel without nftables has none.
-pub(crate) async fn remove_tables(host: &Netns, record: &Record) -> Result<(), NetworkError> {
-    let Ok(conn) = Connection::<Nftables>::new_in(host) else { return Ok(()) };
-    close_forward(&conn, &record.bridge).await?;
-    crate::port_filter::remove(&conn, &record.bridge).await?;
+pub(crate) fn remove_tables(host: &Netns, record: &Record) -> Result<(), NetworkError> {
+    let Ok(mut rules) = Ruleset::open(Some(host)) else { return Ok(()) };
+    close_forward(&mut rules, &record.bridge)?;
+    crate::port_filter::remove(&mut rules, &record.bridge)?;
     // The tunnel may be of a family that pods do not have.
-    for family in IpFamily::BOTH.map(tables_of) {
-        for name in own_tables(record) {
-            let fail = NetworkError::netlink(format!("remove nftables table {name}"));
-            conn.del_table_if_exists(name.as_str(), family).await.map_err(fail)?;
-        }
-    }
-    Ok(())
+    own_tables(record).iter().try_for_each(|name| delete_tables(&mut rules, name))
 }

@@ -2,11 +2,8 @@
 
 use std::path::Path;
 
+use ferrite_netlink::{BridgeLink, Connection, Netns, PortFlags, Scope, VethLink};
 use futures_util::future::BoxFuture;
-use nlink::netlink::link::{BridgeLink, BridgePortConfig, VethLink};
-use nlink::netlink::namespace::Netns;
-use nlink::netlink::types::addr::Scope;
-use nlink::netlink::{Connection, Route};
 
 use crate::addresses::{self, hardware_address};
 use crate::bridge::{delete_link, find_link, open_netns};
@@ -20,7 +17,7 @@ const NODE_LINK: &str = "eth0";
 pub struct Segment {
     name: String,
     ranges: Cidrs,
-    conn: Connection<Route>,
+    conn: Connection,
 }
 
 impl Segment {
@@ -43,12 +40,12 @@ impl Segment {
                 let bridge = BridgeLink::new(name).address(hardware_address(*own.primary()));
                 conn.add_link(bridge).await.map_err(fail("creation"))?;
             }
-            Some(link) if link.kind() == Some("bridge") => {}
+            Some(link) if link.is_kind("bridge") => {}
             Some(_) => return Err(NetworkError::Conflict(format!("link {name} exists and is no bridge"))),
         }
         // The drop comes before the address: at no moment is there a way out.
         let host = Netns::current().map_err(NetworkError::netlink("open this thread's network namespace"))?;
-        rules::add_segment_isolation(&host, name, &ranges.families(), pod_bridge).await?;
+        rules::add_segment_isolation(&host, name, &ranges.families(), pod_bridge)?;
         for (address, range) in own.iter().zip(ranges.iter()) {
             addresses::add(&conn, name, *address, *range).await.map_err(fail("address"))?;
         }
@@ -59,14 +56,13 @@ impl Segment {
     /// The segment that is there; none if there is none.
     pub async fn find(name: &str, pod_bridge: &str) -> Result<Option<Self>, NetworkError> {
         let conn = connect()?;
-        if find_link(&conn, name).await?.is_none_or(|link| link.kind() != Some("bridge")) {
-            return Ok(None);
-        }
+        let found = find_link(&conn, name).await?.filter(|link| link.is_kind("bridge"));
+        let Some(index) = found.map(|link| link.index) else { return Ok(None) };
         let fail = NetworkError::netlink(format!("addresses of segment {name}"));
-        let addresses = conn.get_addresses_by_name(name).await.map_err(fail)?;
+        let addresses = conn.get_addresses().await.map_err(fail)?;
         // The kernel lists IPv4 first, which is the primary family of a segment that has both, and each address once.
-        let global = addresses.iter().filter(|address| address.scope() == Scope::Universe);
-        let ranges = global.filter_map(|a| Cidr::containing(*a.primary_address()?, a.prefix_len()));
+        let global = addresses.iter().filter(|a| a.link == index && a.is_scope(Scope::Universe));
+        let ranges = global.filter_map(|a| Cidr::containing(a.address, a.prefix));
         match Cidrs::new(ranges) {
             Ok(ranges) => Self::open(name, ranges, pod_bridge).await.map(Some),
             Err(_) => Ok(None),
@@ -96,17 +92,17 @@ impl Segment {
     async fn link_node(&self, port: &str, netns: &Path, node_ips: Addresses) -> Result<(), NetworkError> {
         let fail = |what: &str| NetworkError::netlink(format!("{what} of node link {port}"));
         let netns = open_netns(netns)?;
-        let node = Connection::<Route>::new_in(&netns).map_err(fail("netlink socket"))?;
+        let node = Connection::new_in(&netns).map_err(fail("netlink socket"))?;
         if find_link(&node, NODE_LINK).await?.is_none() {
             delete_link(&self.conn, port).await?;
             let hardware = hardware_address(*node_ips.primary());
-            let veth = VethLink::new(port, NODE_LINK).peer_address(hardware).peer_netns_fd(&netns);
+            let veth = VethLink::new(port, NODE_LINK).peer_address(hardware).peer_netns(&netns);
             self.conn.add_link(veth).await.map_err(fail("creation"))?;
         }
-        self.conn.set_link_master(port, self.name.as_str()).await.map_err(fail("bridge port"))?;
+        self.conn.set_link_master(port, &self.name).await.map_err(fail("bridge port"))?;
         // A node may ask a node port of the machine whose endpoint is on the node itself. With bridge netfilter on,
         // the kernel then sends the frame back out of the port that it came in by.
-        let hairpin = BridgePortConfig::new().hairpin(true);
+        let hairpin = PortFlags { hairpin: Some(true), isolated: None };
         self.conn.set_bridge_port(port, hairpin).await.map_err(fail("hairpin mode"))?;
         self.conn.set_link_up(port).await.map_err(fail("activation"))?;
         node.set_link_up("lo").await.map_err(fail("loopback"))?;
@@ -122,11 +118,11 @@ impl Segment {
     /// Takes the segment away, with its rules. Does nothing when there is none.
     pub async fn remove(name: &str) -> Result<(), NetworkError> {
         let conn = connect()?;
-        if find_link(&conn, name).await?.is_some_and(|link| link.kind() == Some("bridge")) {
+        if find_link(&conn, name).await?.is_some_and(|link| link.is_kind("bridge")) {
             delete_link(&conn, name).await?;
         }
         let host = Netns::current().map_err(NetworkError::netlink("open this thread's network namespace"))?;
-        rules::remove_segment_isolation(&host, name).await
+        rules::remove_segment_isolation(&host, name)
     }
 }
 
@@ -145,8 +141,8 @@ pub async fn remove_port(port: &str) -> Result<(), NetworkError> {
     delete_link(&connect()?, port).await
 }
 
-fn connect() -> Result<Connection<Route>, NetworkError> {
-    Connection::<Route>::new().map_err(NetworkError::netlink("open a netlink socket"))
+fn connect() -> Result<Connection, NetworkError> {
+    Connection::new().map_err(NetworkError::netlink("open a netlink socket"))
 }
 
 fn first_addresses(ranges: Cidrs) -> Result<Addresses, NetworkError> {

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::sync::mpsc;
 use std::thread;
 
-use nlink::netlink::namespace::Netns;
-use nlink::netlink::{Connection, Route};
+use ferrite_netlink::{Connection, Netns};
+use ferrite_nft::Ruleset;
 
 /// A network namespace that lives as long as the value: an idle thread keeps it.
 #[derive(Debug)]
@@ -33,11 +33,21 @@ impl TestNs {
 
     /// Runs `work` on a thread inside the namespace.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
-        Netns::from_path(&self.path).unwrap().run(work).unwrap()
+        self.netns().run(work).unwrap()
     }
 
-    pub fn route(&self) -> Connection<Route> {
-        Connection::new_in(self.path.as_path()).unwrap()
+    pub fn netns(&self) -> Netns {
+        Netns::from_path(&self.path).unwrap()
+    }
+
+    /// Links, addresses and routes of the namespace.
+    pub fn route(&self) -> Connection {
+        Connection::new_in(&self.netns()).unwrap()
+    }
+
+    /// Rules of the packet filter of the namespace.
+    pub fn ruleset(&self) -> Ruleset {
+        Ruleset::open(Some(&self.netns())).unwrap()
     }
 }
 

@@ -251,7 +251,7 @@ async fn two_pods(network: CniNetwork, first_address: &str, second_address: &str
         };
         let (a, b) = (seen(&a), seen(&b));
         tokio::task::spawn_blocking(move || {
-            nlink::netlink::namespace::Netns::from_path(&node_path)
+            ferrite_netlink::Netns::from_path(&node_path)
                 .unwrap()
                 .run(move || {
                     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

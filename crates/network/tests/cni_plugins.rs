@@ -6,8 +6,8 @@ mod support;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use ferrite_netlink::Netns;
 use ferrite_network::cni::plugins::{Environment, Failure, run};
-use nlink::netlink::namespace::Netns;
 use serde_json::{Value, json};
 use support::{TestNs, echo};
 
@@ -195,11 +195,111 @@ async fn point_to_point_and_flannel() {
     let result = place.add(&config, "c", &c).unwrap();
     assert_eq!(address(&result), "10.70.5.2");
     let link = c.route().get_link_by_name("eth0").await.unwrap().unwrap();
-    assert_eq!(link.mtu(), Some(1400));
+    assert_eq!(link.mtu, Some(1400));
     assert_eq!(echo(&c, &place.node, "10.70.5.1".parse().unwrap()), "ping from 10.70.5.2");
     place.check(&config, &result, "c", &c).unwrap();
     place.del(&config, "c", &c.path);
     assert!(c.route().get_link_by_name("eth0").await.unwrap().is_none());
+}
+
+/// The address of a result that has this family.
+fn of_family(result: &Value, v6: bool) -> std::net::IpAddr {
+    let all = result["ips"].as_array().unwrap().iter();
+    let address = |ip: &Value| ip["address"].as_str().unwrap().split('/').next().unwrap().parse().unwrap();
+    all.map(address).find(|address: &std::net::IpAddr| address.is_ipv6() == v6).unwrap()
+}
+
+/// IPv6 alone and beside IPv4: traffic between containers and with the node, ports of the node, and no trace afterwards.
+#[tokio::test(flavor = "multi_thread")]
+async fn both_families() {
+    let kinds =
+        [("bridge", json!({"isDefaultGateway": true, "ipMasq": true})), ("ptp", json!({"ipMasq": true}))];
+    let four = json!([{"subnet": "10.90.0.0/24"}]);
+    let six = json!([{"subnet": "fd00:90::/64"}]);
+    for (kind, options) in kinds {
+        for ranges in [json!([four, six]), json!([six])] {
+            let place = Place::new();
+            // The node reaches its own addresses of IPv6 by this link.
+            place.node.route().set_link_up("lo").await.unwrap();
+            let (a, b) = (TestNs::new(), TestNs::new());
+            // As some runtimes make namespaces.
+            b.run(|| std::fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1").unwrap());
+            let mut config = place.config(kind, "");
+            config["ipam"]["ranges"] = ranges.clone();
+            config["ipam"]["routes"] = match kind {
+                // The bridge is the default gateway of both families by itself.
+                "bridge" => json!([]),
+                _ => json!([{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]),
+            };
+            for (option, value) in options.as_object().unwrap() {
+                config[option] = value.clone();
+            }
+            if ranges.as_array().unwrap().len() == 1 && kind == "ptp" {
+                config["ipam"]["routes"] = json!([{"dst": "::/0"}]);
+            }
+            let (first, second) =
+                (place.add(&config, "a", &a).unwrap(), place.add(&config, "b", &b).unwrap());
+            place.check(&config, &first, "a", &a).unwrap();
+            let families: &[bool] =
+                if ranges.as_array().unwrap().len() == 2 { &[false, true] } else { &[true] };
+            for v6 in families {
+                let (from, to) = (of_family(&first, *v6), of_family(&second, *v6));
+                assert_eq!(echo(&a, &b, to), format!("ping from {from}"), "{kind} {ranges}");
+                let gateway = if *v6 { "fd00:90::1" } else { "10.90.0.1" };
+                assert_eq!(echo(&a, &place.node, gateway.parse().unwrap()), format!("ping from {from}"));
+            }
+
+            let mapping =
+                json!({"portMappings": [{"hostPort": 5090, "containerPort": 80, "protocol": "tcp"}]});
+            let mut ports =
+                json!({"cniVersion": "1.0.0", "name": "net", "type": "portmap", "prevResult": second});
+            ports["runtimeConfig"] = mapping;
+            place.add(&ports, "b", &b).unwrap();
+            place.check(&ports, &second, "b", &b).unwrap();
+            let server = b.run(|| std::net::TcpListener::bind("[::]:80").unwrap());
+            let target = "[fd00:90::1]:5090".parse().unwrap();
+            for from in [&place.node, &a] {
+                let connect =
+                    || std::net::TcpStream::connect_timeout(&target, std::time::Duration::from_secs(10));
+                from.run(connect).unwrap();
+                assert!(server.accept().unwrap().1.is_ipv6());
+            }
+            place.del(&ports, "b", &b.path);
+            let connect =
+                || std::net::TcpStream::connect_timeout(&target, std::time::Duration::from_secs(10));
+            let gone = place.node.run(|| connect().unwrap_err().kind());
+            assert_eq!(gone, std::io::ErrorKind::ConnectionRefused, "{kind} {ranges}");
+
+            place.del(&config, "a", &a.path);
+            place.del(&config, "b", &b.path);
+            assert!(place.check(&config, &first, "a", &a).is_err());
+            assert!(place.leases().is_empty());
+            let tables = place.node.ruleset().tables().unwrap();
+            let tables: Vec<String> = tables.into_iter().map(|table| table.name).collect();
+            assert!(tables.iter().all(|name| !name.starts_with("cni-ports-")), "{kind} {ranges}: {tables:?}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn flannel_with_both_families() {
+    let place = Place::new();
+    let (a, b) = (TestNs::new(), TestNs::new());
+    let file = place.dir.path().join("subnet.env");
+    let lease = "FLANNEL_NETWORK=10.71.0.0/16\nFLANNEL_SUBNET=10.71.5.1/24\nFLANNEL_IPV6_NETWORK=fd00:71::/56\nFLANNEL_IPV6_SUBNET=fd00:71:0:5::1/64\nFLANNEL_MTU=1400\n";
+    std::fs::write(&file, lease).unwrap();
+    let config = json!({"cniVersion": "1.0.0", "name": "net", "type": "flannel", "subnetFile": file,
+        "dataDir": place.dir.path().join("flannel"), "ipam": {"dataDir": place.dir.path()},
+        "delegate": {"bridge": "fl0"}});
+    let (first, second) = (place.add(&config, "a", &a).unwrap(), place.add(&config, "b", &b).unwrap());
+    assert_eq!(of_family(&first, true), "fd00:71:0:5::2".parse::<std::net::IpAddr>().unwrap());
+    for v6 in [false, true] {
+        let (from, to) = (of_family(&first, v6), of_family(&second, v6));
+        assert_eq!(echo(&a, &b, to), format!("ping from {from}"));
+    }
+    place.del(&config, "a", &a.path);
+    place.del(&config, "b", &b.path);
+    assert!(place.leases().is_empty());
 }
 
 #[test]

@@ -10,11 +10,9 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use ferrite_netlink::{Address, Route, VethLink};
 use ferrite_network::{Bridge, BridgeConfig, HostPort, PodNetwork, PodRef, PortProtocol};
 use ferrite_nft::{IpFamily, OwnGenerations, Table};
-use nlink::netlink::addr::Ipv4Address;
-use nlink::netlink::link::VethLink;
-use nlink::netlink::route::Ipv4Route;
 use support::{TestNs, pod};
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -40,7 +38,7 @@ async fn node() -> TestNs {
     let conn = node.route();
     conn.set_link_up("lo").await.unwrap();
     conn.add_link(VethLink::new("outside", "beyond")).await.unwrap();
-    conn.replace_address(Ipv4Address::new("outside", NODE.parse().unwrap(), 24)).await.unwrap();
+    conn.replace_address(Address::new("outside", NODE.parse().unwrap(), 24)).await.unwrap();
     conn.set_link_up("outside").await.unwrap();
     conn.set_link_up("beyond").await.unwrap();
     node
@@ -162,10 +160,9 @@ async fn a_port_at_every_address_of_the_node() {
     let _private = node.run(|| TcpListener::bind("127.0.0.1:54324").unwrap());
     let conn = client.ns.route();
     conn.set_link_down("lo").await.unwrap();
-    conn.del_address("lo", "127.0.0.1".parse().unwrap(), 8).await.unwrap();
+    conn.del_address(Address::new("lo", "127.0.0.1".parse().unwrap(), 8)).await.unwrap();
     client.ns.run(|| std::fs::write("/proc/sys/net/ipv4/conf/eth0/route_localnet", "1").unwrap());
-    let way =
-        Ipv4Route::new("127.0.0.0".parse().unwrap(), 8).gateway("10.244.1.1".parse().unwrap()).dev("eth0");
+    let way = Route::new("127.0.0.0".parse().unwrap(), 8).gateway("10.244.1.1".parse().unwrap()).dev("eth0");
     conn.add_route(way).await.unwrap();
     let visit = client
         .ns

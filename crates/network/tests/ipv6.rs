@@ -9,16 +9,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ferrite_netlink::{Address, Netns, Route, VethLink};
 use ferrite_network::{
     Addresses, Bridge, BridgeConfig, Cidrs, Encapsulation, HostPort, Peer, PodNetwork, PodRef, PortProtocol,
     Router, RouterConfig,
 };
-use nlink::netlink::addr::{Ipv4Address, Ipv6Address};
-use nlink::netlink::link::VethLink;
-use nlink::netlink::namespace::Netns;
-use nlink::netlink::nftables::Family;
-use nlink::netlink::route::Ipv6Route;
-use nlink::netlink::{Connection, Nftables};
+use ferrite_nft::TableFamily;
 use support::{TestNs, connect_error, echo, pod};
 
 const BOTH: &str = "10.244.1.0/24,fd00:244:0:1::/64";
@@ -68,12 +64,11 @@ async fn inventory(ns: &TestNs) -> Vec<String> {
     let mut seen = Vec::new();
     let local = |text: &str| text.starts_with("fe80") || text.starts_with("ff00") || text.starts_with("::1");
     for address in conn.get_addresses().await.unwrap() {
-        seen.push(format!("{}", address.primary_address().unwrap()));
+        seen.push(format!("{}", address.address));
     }
-    seen.extend(conn.get_routes().await.unwrap().iter().map(|route| route.destination_str()));
+    seen.extend(conn.get_routes().await.unwrap().iter().map(|route| route.to_string()));
     seen.retain(|text| !local(text));
-    let nft = Connection::<Nftables>::new_in(ns.path.as_path()).unwrap();
-    seen.extend(nft.list_tables().await.unwrap().iter().map(|table| format!("table {}", table.name)));
+    seen.extend(ns.ruleset().tables().unwrap().iter().map(|table| format!("table {}", table.name)));
     seen.sort();
     seen
 }
@@ -143,10 +138,10 @@ async fn no_packet_to_an_address_of_the_cluster_leaves_the_machine() {
     let state = tempfile::tempdir().unwrap();
     let (node, a, outside) = (TestNs::new(), TestNs::new(), TestNs::new());
     connect((&node, "eth0", &["2001:db8::1/64"]), (&outside, "eth0", &["2001:db8::2/64"])).await;
-    let default = Ipv6Route::default_route().gateway("2001:db8::2".parse().unwrap());
+    let default = Route::default_by("2001:db8::2".parse().unwrap());
     node.route().replace_route(default).await.unwrap();
     // The neighbour would take whatever comes.
-    let all = Ipv6Route::new("fd00::".parse().unwrap(), 8).dev("eth0");
+    let all = Route::new("fd00::".parse().unwrap(), 8).dev("eth0");
     outside.route().replace_route(all).await.unwrap();
     let bridge = Bridge::open_in(&node.path, config(state.path(), BOTH)).await.unwrap();
     let ips = attach(&bridge, "a", &a).await;
@@ -155,7 +150,7 @@ async fn no_packet_to_an_address_of_the_cluster_leaves_the_machine() {
     }
     // The world has the node's address as the source; the cluster has the pod's.
     assert_eq!(echo(&a, &outside, "2001:db8::2".parse().unwrap()), "ping from 2001:db8::1");
-    let back = Ipv6Route::new("fd00:244::".parse().unwrap(), 56).gateway("2001:db8::1".parse().unwrap());
+    let back = Route::new("fd00:244::".parse().unwrap(), 56).gateway("2001:db8::1".parse().unwrap());
     outside.route().replace_route(back).await.unwrap();
     assert!(echo(&outside, &a, v6(&ips).into()).ends_with("from 2001:db8::2"));
 }
@@ -249,21 +244,21 @@ async fn a_pod_sends_from_its_own_addresses_only() {
     let healing = tokio::spawn(Arc::clone(&bridge).heal());
     // Its monitor listens from its first turn on.
     tokio::task::yield_now().await;
-    let nft = Connection::<Nftables>::new_in(node.path.as_path()).unwrap();
     let table = "ferrite-senders-ferrite0";
-    let rules = async || nft.list_rules(table, Family::Netdev).await.map(|rules| rules.len()).unwrap_or(0);
-    let whole = rules().await;
+    let rules = || node.ruleset().rules(TableFamily::Netdev, table).map(|rules| rules.len()).unwrap_or(0);
+    let whole = rules();
     for attempt in ["the table", "a chain"] {
         if attempt == "the table" {
-            nft.del_table(table, Family::Netdev).await.unwrap();
+            node.ruleset().delete_table(TableFamily::Netdev, table).unwrap();
         } else {
-            let chain =
-                nft.list_chains().await.unwrap().into_iter().find(|chain| chain.table == table).unwrap();
-            let flush = nft.transaction().flush_chain(table, &chain.name.to_string(), Family::Netdev);
-            flush.commit(&nft).await.unwrap();
+            let mut nft = node.ruleset();
+            let chain = nft.chains().unwrap().into_iter().find(|chain| chain.table == table).unwrap();
+            let mut flush = nft.batch(TableFamily::Netdev, table);
+            flush.flush_chain(&chain.name);
+            nft.commit(flush).unwrap();
         }
         let healed = async {
-            while rules().await != whole {
+            while rules() != whole {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
@@ -282,9 +277,8 @@ async fn a_pod_is_no_router_and_answers_for_itself_only() {
     let (ip_a, ip_b) = (v6(&ips_a), v6(&ips_b));
     echo(&node, &b, ip_b.into());
     let hardware = async |ip: Ipv6Addr| {
-        let neighbours = node.route().get_neighbors().await.unwrap();
-        let found = neighbours.iter().find(|n| n.destination() == Some(&IpAddr::V6(ip)));
-        found.and_then(|n| n.lladdr().map(<[u8]>::to_vec))
+        let neighbours = node.route().get_neighbours().await.unwrap();
+        neighbours.into_iter().find(|n| n.address == IpAddr::V6(ip)).and_then(|n| n.hardware)
     };
     let own = hardware(ip_b).await.unwrap();
     // "The address of b is at another place", to the node, with the flags that override what it knows.
@@ -310,18 +304,14 @@ async fn a_pod_is_no_router_and_answers_for_itself_only() {
 /// Connects two namespaces, each with addresses.
 async fn connect(a: (&TestNs, &str, &[&str]), b: (&TestNs, &str, &[&str])) {
     let other = Netns::from_path(&b.0.path).unwrap();
-    a.0.route().add_link(VethLink::new(a.1, b.1).peer_netns_fd(&other)).await.unwrap();
+    a.0.route().add_link(VethLink::new(a.1, b.1).peer_netns(&other)).await.unwrap();
     for (ns, link, addresses) in [a, b] {
         let conn = ns.route();
         for address in addresses {
             let (ip, prefix) = address.split_once('/').unwrap();
             let prefix = prefix.parse().unwrap();
-            match ip.parse().unwrap() {
-                IpAddr::V4(v4) => conn.replace_address(Ipv4Address::new(link, v4, prefix)).await.unwrap(),
-                IpAddr::V6(v6) => {
-                    conn.replace_address(Ipv6Address::new(link, v6, prefix).nodad()).await.unwrap()
-                }
-            }
+            let address = Address::new(link, ip.parse().unwrap(), prefix);
+            conn.replace_address(address.without_duplicate_detection()).await.unwrap();
         }
         conn.set_link_up("lo").await.unwrap();
         conn.set_link_up(link).await.unwrap();

@@ -12,16 +12,11 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use ferrite_netlink::{Address, Netns, Route, Scope, VethLink};
 use ferrite_network::{
     Addresses, Bridge, BridgeConfig, Cidr, Cidrs, Encapsulation, Peer, Router, RouterConfig,
 };
-use nlink::netlink::addr::Ipv4Address;
-use nlink::netlink::link::VethLink;
-use nlink::netlink::namespace::Netns;
-use nlink::netlink::nftables::{BaseChain, Chain, Family, FilterHook, Policy, Priority};
-use nlink::netlink::route::Ipv4Route;
-use nlink::netlink::types::route::{RouteProtocol, RouteScope};
-use nlink::netlink::{Connection, Nftables};
+use ferrite_nft::{BaseChain, Hook, TableFamily};
 use support::{TestNs, attach, connect_error, echo};
 
 /// A node with one pod.
@@ -89,7 +84,7 @@ impl Node {
     async fn routes(&self) -> Vec<String> {
         let routes = self.ns.route().get_routes().await.unwrap();
         let pods = |text: &String| text.starts_with("10.244.") || text.starts_with("fd00:244:");
-        let mut found: Vec<String> = routes.iter().map(|r| r.destination_str()).filter(pods).collect();
+        let mut found: Vec<String> = routes.iter().map(|r| r.to_string()).filter(pods).collect();
         found.sort();
         found.dedup();
         found
@@ -99,17 +94,17 @@ impl Node {
 /// Connects two namespaces.
 async fn connect(a: (&TestNs, &str, &str), b: (&TestNs, &str, &str)) {
     let other = Netns::from_path(&b.0.path).unwrap();
-    a.0.route().add_link(VethLink::new(a.1, b.1).peer_netns_fd(&other)).await.unwrap();
+    a.0.route().add_link(VethLink::new(a.1, b.1).peer_netns(&other)).await.unwrap();
     for (ns, link, address) in [a, b] {
         let conn = ns.route();
-        conn.replace_address(Ipv4Address::new(link, address.parse().unwrap(), 24)).await.unwrap();
+        conn.replace_address(Address::new(link, address.parse().unwrap(), 24)).await.unwrap();
         conn.set_link_up("lo").await.unwrap();
         conn.set_link_up(link).await.unwrap();
     }
 }
 
 async fn default_route(ns: &TestNs, gateway: &str) {
-    ns.route().replace_route(Ipv4Route::default_route().gateway(gateway.parse().unwrap())).await.unwrap();
+    ns.route().replace_route(Route::default_by(gateway.parse().unwrap())).await.unwrap();
 }
 
 /// Reads every frame that passes in a namespace.
@@ -185,9 +180,7 @@ async fn pods_of_nodes_on_one_segment_reach_each_other_as_they_are() {
     assert_eq!(echo(&a.pod, &b.ns, "192.0.2.2".parse().unwrap()), "ping from 192.0.2.1");
 
     // Somebody removes the route: the next look puts it back.
-    let ours = Ipv4Route::new("10.244.2.0".parse().unwrap(), 24)
-        .protocol(RouteProtocol::Other(0xfe))
-        .scope(RouteScope::Universe);
+    let ours = Route::new("10.244.2.0".parse().unwrap(), 24).protocol(0xfe).scope(Scope::Universe);
     a.ns.route().del_route(ours).await.unwrap();
     a.apply(&[&b.peer]).await;
     echo(&a.pod, &b.pod, b.pod_ip);
@@ -240,10 +233,10 @@ async fn nodes_beyond_a_router_are_reached_through_a_tunnel() {
         assert_eq!(port, Some(8472));
     }
     let tunnel = a.ns.route().get_link_by_name("vferrite0").await.unwrap().unwrap();
-    assert_eq!(tunnel.mtu(), Some(1450), "room for the outer packet");
+    assert_eq!(tunnel.mtu, Some(1450), "room for the outer packet");
 
     // The node moves: its tunnel follows.
-    c.ns.route().replace_address(Ipv4Address::new("eth0", "203.0.113.9".parse().unwrap(), 24)).await.unwrap();
+    c.ns.route().replace_address(Address::new("eth0", "203.0.113.9".parse().unwrap(), 24)).await.unwrap();
     c.peer.addresses = list("203.0.113.9");
     c.router = Router::open_in(&c.ns.path, router_config(&c.peer, how)).await.unwrap();
     c.apply(&[&a.peer]).await;
@@ -297,31 +290,23 @@ async fn pods_pass_a_firewall_that_drops_by_default() {
     let how = Encapsulation::Auto;
     let mut a = Node::new(ns_a, "a", "192.0.2.1", "10.244.1.0/24", how, 1500).await;
     let mut b = Node::new(ns_b, "b", "192.0.2.2", "10.244.2.0/24", how, 1500).await;
-    let firewall = |family| {
-        Chain::new("filter", "FORWARD")
-            .unwrap()
-            .family(family)
-            .base(BaseChain::filter(FilterHook::Forward, Priority::Filter).policy(Policy::Drop))
-    };
-    let nft = Connection::<Nftables>::new_in(b.ns.path.as_path()).unwrap();
-    for family in [Family::Ip, Family::Inet] {
-        nft.add_table("filter", family).await.unwrap();
-        nft.add_chain(firewall(family)).await.unwrap();
+    let mut nft = b.ns.ruleset();
+    const FAMILIES: [TableFamily; 2] = [TableFamily::Ipv4, TableFamily::Inet];
+    for family in FAMILIES {
+        let mut batch = nft.batch(family, "filter");
+        batch.add_table();
+        batch.add_chain("FORWARD", &BaseChain::filter(Hook::Forward).dropping());
+        nft.commit(batch).unwrap();
     }
-    let rules = async || {
-        let mut count = 0;
-        for family in [Family::Ip, Family::Inet] {
-            count += nft.list_rules("filter", family).await.unwrap().len();
-        }
-        count
-    };
+    let mut rules =
+        || FAMILIES.iter().map(|family| nft.rules(*family, "filter").unwrap().len()).sum::<usize>();
     a.apply(&[&b.peer]).await;
     b.apply(&[&a.peer]).await;
     b.apply(&[&a.peer]).await;
-    assert_eq!(rules().await, 4, "two in each chain, also after a second look");
+    assert_eq!(rules(), 4, "two in each chain, also after a second look");
     assert_eq!(echo(&a.pod, &b.pod, b.pod_ip), format!("ping from {}", a.pod_ip));
     b.bridge.remove().await.unwrap();
-    assert_eq!(rules().await, 0);
+    assert_eq!(rules(), 0);
 }
 
 /// A datagram from `source` to `target` as it is inside of the tunnel to the node at `node`.
@@ -352,10 +337,7 @@ async fn a_pod_puts_nothing_into_the_tunnel_of_nodes() {
     default_route(&ns_a, "198.51.100.254").await;
     default_route(&ns_c, "203.0.113.254").await;
     // An address that the node does not report.
-    ns_c.route()
-        .replace_address(Ipv4Address::new("eth0", "203.0.113.77".parse().unwrap(), 24))
-        .await
-        .unwrap();
+    ns_c.route().replace_address(Address::new("eth0", "203.0.113.77".parse().unwrap(), 24)).await.unwrap();
     let how = Encapsulation::Auto;
     let mut a = Node::new(ns_a, "a", "198.51.100.1", "10.244.1.0/24", how, 1450).await;
     let mut c = Node::new(ns_c, "c", "203.0.113.3", "10.244.3.0/24", how, 1450).await;
@@ -397,7 +379,6 @@ async fn a_pod_puts_nothing_into_the_tunnel_of_nodes() {
         assert_eq!(to.recv_from(&mut text).unwrap().0, 6);
     }
     c.bridge.remove().await.unwrap();
-    let tables = Connection::<Nftables>::new_in(&Netns::from_path(&c.ns.path).unwrap()).unwrap();
-    let left = tables.list_tables_in(Family::Ip).await.unwrap();
+    let left = c.ns.ruleset().tables().unwrap();
     assert!(left.iter().all(|table| !table.name.contains("tunnel")), "{left:?}");
 }

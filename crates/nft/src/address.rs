@@ -35,6 +35,56 @@ impl IpFamily {
     }
 }
 
+/// The family of a table: the packets that its chains can see.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum TableFamily {
+    Ipv4,
+    Ipv6,
+    /// Both IP families.
+    Inet,
+    /// Everything that comes in by a link.
+    Netdev,
+}
+
+impl TableFamily {
+    const ALL: [Self; 4] = [Self::Ipv4, Self::Ipv6, Self::Inet, Self::Netdev];
+
+    /// The kernel's number.
+    pub(crate) fn number(self) -> u8 {
+        match self {
+            Self::Inet => 1,
+            Self::Ipv4 => 2,
+            Self::Netdev => 5,
+            Self::Ipv6 => 10,
+        }
+    }
+
+    /// None for families that nobody here has tables of.
+    pub(crate) fn of(number: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|family| family.number() == number)
+    }
+}
+
+impl From<IpFamily> for TableFamily {
+    fn from(family: IpFamily) -> Self {
+        match family {
+            IpFamily::V4 => Self::Ipv4,
+            IpFamily::V6 => Self::Ipv6,
+        }
+    }
+}
+
+impl fmt::Display for TableFamily {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Ipv4 => "ip",
+            Self::Ipv6 => "ip6",
+            Self::Inet => "inet",
+            Self::Netdev => "netdev",
+        })
+    }
+}
+
 /// A transport protocol with ports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Protocol {

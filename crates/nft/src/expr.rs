@@ -25,8 +25,27 @@ pub enum Expr<S> {
     StoreMark {
         from: Register,
     },
+    /// The transport protocol.
     LoadProtocol {
         to: Register,
+    },
+    /// The protocol that an Ethernet frame carries.
+    LoadEtherType {
+        to: Register,
+    },
+    /// The IP family, in tables that see both: see [`of_family`].
+    LoadFamily {
+        to: Register,
+    },
+    LoadLinkHeader {
+        to: Register,
+        offset: u32,
+        len: u32,
+    },
+    LoadTransportHeader {
+        to: Register,
+        offset: u32,
+        len: u32,
     },
     LoadInputInterface {
         to: Register,
@@ -109,13 +128,24 @@ pub enum Expr<S> {
         address: Register,
         port: Register,
     },
-    Masquerade,
+    /// The source becomes the node's address.
+    Masquerade {
+        /// With a random port, else with the packet's own if it is free.
+        random_ports: bool,
+    },
+    /// Matches when more than that number of bytes passes.
+    Exceeds {
+        bytes_per_second: u64,
+        burst: u32,
+    },
     Reject,
     Verdict(Verdict),
 }
 
 pub type Rule<S> = Vec<Expr<S>>;
 
+/// `ct state established,related`: packets that belong to a known connection.
+const CT_STATE_KNOWN: u32 = 2 | 4;
 /// `ct state new`: only the first packet of a connection.
 const CT_STATE_NEW: u32 = 8;
 const CT_STATUS_DST_NAT: u32 = 1 << 5;
@@ -149,11 +179,49 @@ pub fn load_destination<S>(family: IpFamily, to: Register) -> Expr<S> {
 }
 
 pub fn new_connection<S>() -> [Expr<S>; 3] {
+    connection_state(CT_STATE_NEW)
+}
+
+/// Matches packets that belong to a known connection.
+pub fn known_connection<S>() -> [Expr<S>; 3] {
+    connection_state(CT_STATE_KNOWN)
+}
+
+fn connection_state<S>(any_of: u32) -> [Expr<S>; 3] {
     [
         Expr::LoadCtState { to: 0 },
-        Expr::Bitwise { from: 0, to: 0, mask: native(CT_STATE_NEW), xor: native(0) },
+        Expr::Bitwise { from: 0, to: 0, mask: native(any_of), xor: native(0) },
         Expr::Compare { with: 0, equal: false, data: native(0) },
     ]
+}
+
+/// Compares register 0 with a value.
+pub fn compare<S>(load: Expr<S>, equal: bool, data: &[u8]) -> [Expr<S>; 2] {
+    [load, Expr::Compare { with: 0, equal, data: data.to_vec() }]
+}
+
+/// Matches packets that come in by a link, or do not.
+pub fn comes_by<S>(link: &str, equal: bool) -> [Expr<S>; 2] {
+    compare(Expr::LoadInputInterface { to: 0 }, equal, &link_name(link))
+}
+
+/// Matches packets that leave by a link, or do not.
+pub fn leaves_by<S>(link: &str, equal: bool) -> [Expr<S>; 2] {
+    compare(Expr::LoadOutputInterface { to: 0 }, equal, &link_name(link))
+}
+
+/// A link's name as the kernel compares it. It has no longer ones.
+fn link_name(link: &str) -> [u8; 16] {
+    let mut name = [0; 16];
+    for (to, from) in name.iter_mut().zip(link.bytes().take(15)) {
+        *to = from;
+    }
+    name
+}
+
+/// Matches packets of an IP family, in tables that see both.
+pub fn of_family<S>(family: IpFamily) -> [Expr<S>; 2] {
+    compare(Expr::LoadFamily { to: 0 }, true, &[crate::TableFamily::from(family).number()])
 }
 
 pub fn was_destination_natted<S>() -> [Expr<S>; 3] {

@@ -13,6 +13,18 @@ pub trait SetId: Debug + Copy + Eq + Hash + Ord + 'static {
     fn shape(self) -> SetShape;
 }
 
+/// The sets of a table that has none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum NoSets {}
+
+impl SetId for NoSets {
+    const ALL: &'static [Self] = &[];
+
+    fn shape(self) -> SetShape {
+        match self {}
+    }
+}
+
 /// A part of a key or value. Each takes whole 32-bit words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Field {

@@ -8,6 +8,8 @@ use crate::{Bytes, Cidr, Protocol};
 /// Where in the packet's way a base chain is called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Hook {
+    /// Of a link, before anything else sees the packet.
+    Ingress,
     Prerouting,
     Input,
     Forward,

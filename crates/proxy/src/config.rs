@@ -75,7 +75,7 @@ pub enum ProxyError {
         source: std::io::Error,
     },
     #[error("list the addresses of this node")]
-    Addresses(#[source] Box<nlink::Error>),
+    Addresses(#[source] Box<ferrite_netlink::Error>),
     #[error("the kernel supports no IP family of the proxy")]
     NoFamily,
 }
@@ -145,9 +145,9 @@ fn health_check_addresses(config: &ProxyConfig, addresses: &[IpAddr]) -> Vec<IpA
 /// All addresses of this node.
 pub(crate) async fn node_addresses() -> Result<Vec<IpAddr>, ProxyError> {
     let failed = |error| ProxyError::Addresses(Box::new(error));
-    let conn = nlink::netlink::Connection::<nlink::netlink::Route>::new().map_err(failed)?;
+    let conn = ferrite_netlink::Connection::new().map_err(failed)?;
     let addresses = conn.get_addresses().await.map_err(failed)?;
-    Ok(addresses.iter().filter_map(|address| address.primary_address().copied()).collect())
+    Ok(addresses.iter().map(|entry| entry.address).collect())
 }
 
 #[cfg(test)]

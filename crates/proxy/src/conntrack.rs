@@ -4,11 +4,9 @@
 //! serves any more. TCP does not need this: such a connection breaks.
 
 use std::collections::HashMap;
-use std::net::IpAddr;
 use std::path::Path;
 
-use nlink::netlink::netfilter::{ConntrackFilter, IpProtocol};
-use nlink::netlink::{Connection, Netfilter};
+use ferrite_netlink::{Conntrack, Error, Netns};
 
 use crate::model::{EndpointAddress, Protocol};
 use crate::sync::ServedPort;
@@ -16,7 +14,7 @@ use crate::sync::ServedPort;
 /// The entries could not be read or removed.
 #[derive(Debug, thiserror::Error)]
 #[error("connection tracking entries of UDP Services")]
-pub struct ConntrackError(#[source] Box<nlink::Error>);
+pub struct ConntrackError(#[source] Box<Error>);
 
 /// A tracked UDP flow, as far as the choice needs it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,7 +58,7 @@ impl<'a> Frontends<'a> {
 }
 
 /// Removes the stale flows of the given service ports and returns their number.
-pub async fn remove_stale<'a>(
+pub fn remove_stale<'a>(
     ports: impl Iterator<Item = &'a ServedPort>,
     netns: Option<&Path>,
 ) -> Result<usize, ConntrackError> {
@@ -68,28 +66,18 @@ pub async fn remove_stale<'a>(
     if frontends.addresses.is_empty() {
         return Ok(0);
     }
-    let failed = |error| ConntrackError(Box::new(error));
-    let conn = match netns {
-        None => Connection::<Netfilter>::new(),
-        Some(path) => Connection::<Netfilter>::new_in(path),
-    };
-    let conn = conn.map_err(failed)?;
-    let filter = ConntrackFilter::new().proto(IpProtocol::Udp);
+    remove(&frontends, netns).map_err(|error| ConntrackError(Box::new(error)))
+}
+
+fn remove(frontends: &Frontends<'_>, netns: Option<&Path>) -> Result<usize, Error> {
+    let netns = netns.map(Netns::from_path).transpose()?;
+    let mut tracked = Conntrack::open(netns.as_ref())?;
     let mut removed = 0;
-    for entry in conn.get_conntrack_matching(&filter).await.map_err(failed)? {
-        let side = |ip: Option<IpAddr>, port: Option<u16>| Some(EndpointAddress { ip: ip?, port: port? });
-        let destination = side(entry.orig.dst_ip, entry.orig.dst_port);
-        let server = side(entry.reply.src_ip, entry.reply.src_port);
-        let (Some(destination), Some(server)) = (destination, server) else { continue };
-        if !frontends.is_stale(Flow { destination, server }) {
-            continue;
-        }
-        match conn.del_conntrack_entry(&entry).await {
-            Ok(()) => removed += 1,
-            // It expired by itself.
-            Err(error) if error.is_not_found() => {}
-            Err(error) => return Err(failed(error)),
-        }
+    for entry in tracked.udp_flows()? {
+        let end = |(ip, port)| EndpointAddress { ip, port };
+        let flow = Flow { destination: end(entry.original.destination), server: end(entry.reply.source) };
+        // It may have expired by itself.
+        removed += usize::from(frontends.is_stale(flow) && tracked.delete(&entry)?);
     }
     Ok(removed)
 }

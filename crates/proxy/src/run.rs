@@ -317,11 +317,8 @@ impl Worker {
             self.shared.health.updated(*family, now);
             self.metrics.synced(*family, synced, now);
         }
-        if !flows.is_empty()
-            && let Err(error) = conntrack::remove_stale(flows.iter(), None).await
-        {
-            let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
-            tracing::warn!(%error, cause, "UDP clients may stay with endpoints that are gone");
+        if !flows.is_empty() {
+            remove_stale_flows(flows).await;
         }
         Ok(())
     }
@@ -393,6 +390,15 @@ impl Worker {
             // Only a panic loses the tables; the process has said so.
             Err(_) => Ok(Vec::new()),
         }
+    }
+}
+
+/// Away from the async workers: the kernel lists all that it tracks.
+async fn remove_stale_flows(ports: Vec<ServedPort>) {
+    let remove = move || conntrack::remove_stale(ports.iter(), None);
+    if let Ok(Err(error)) = tokio::task::spawn_blocking(remove).await {
+        let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
+        tracing::warn!(%error, cause, "UDP clients may stay with endpoints that are gone");
     }
 }
 

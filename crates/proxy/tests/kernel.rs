@@ -260,10 +260,10 @@ async fn foreign_changes_are_noticed_and_healed() {
     world.sync();
     let mut changed = Box::pin(monitor.changed());
     assert!(!world.notices(&mut changed).await, "our own changes are not foreign");
-    world.foreign_table("other").await;
+    world.foreign_table("other");
     assert!(!world.notices(&mut changed).await, "other tables are none of our business");
 
-    world.flush_ruleset().await;
+    world.flush_ruleset();
     assert_eq!(changed.await, ferrite_nft::Change::Foreign);
     assert!(!world.proxy.table_is_ours().unwrap());
     world.proxy.invalidate();
@@ -271,7 +271,7 @@ async fn foreign_changes_are_noticed_and_healed() {
     assert!(world.tcp(1, "10.96.0.10:80").is_ok());
 
     // Without the monitor, the next change heals.
-    world.flush_ruleset().await;
+    world.flush_ruleset();
     world.endpoints("web", &[0]);
     assert!(world.sync().rebuilt);
     assert!(world.tcp(1, "10.96.0.10:80").is_ok());
@@ -290,9 +290,9 @@ async fn a_large_table_is_whole() {
     // Made where there is none, in parts; made again where there is one, at once; and where somebody left another one.
     for leftover in [false, false, true] {
         if leftover {
-            world.flush_ruleset().await;
+            world.flush_ruleset();
             assert_eq!(monitor.changed().await, ferrite_nft::Change::Foreign);
-            world.foreign_table(world::TABLE).await;
+            world.foreign_table(world::TABLE);
             assert_eq!(monitor.changed().await, ferrite_nft::Change::Foreign);
         }
         world.proxy.invalidate();
@@ -316,14 +316,14 @@ async fn a_large_table_is_whole() {
 #[tokio::test]
 async fn removal_leaves_nothing() {
     let mut world = World::new(1).await;
-    let before = world.tables().await;
+    let before = world.tables();
     world.service("web", json!({"clusterIP": "10.96.0.10", "ports": [{"port": 80}]}));
     world.endpoints("web", &[0]);
     world.sync();
-    assert_ne!(world.tables().await, before);
+    assert_ne!(world.tables(), before);
     world.proxy.remove().unwrap();
     world.proxy.remove().unwrap();
-    assert_eq!(world.tables().await, before);
+    assert_eq!(world.tables(), before);
 }
 
 #[tokio::test]
@@ -357,9 +357,9 @@ async fn stale_udp_flows_are_removed() {
     world.endpoints("dns", &[2]);
     world.sync();
     assert_eq!(flow.ask().unwrap().server, world.ip(1), "connection tracking still leads there");
-    let removed = conntrack::remove_stale(world.served("dns").iter(), Some(&world.node.path)).await.unwrap();
+    let removed = conntrack::remove_stale(world.served("dns").iter(), Some(&world.node.path)).unwrap();
     assert_eq!(removed, 1);
     assert_eq!(flow.ask().unwrap().server, world.ip(2));
-    let removed = conntrack::remove_stale(world.served("dns").iter(), Some(&world.node.path)).await.unwrap();
+    let removed = conntrack::remove_stale(world.served("dns").iter(), Some(&world.node.path)).unwrap();
     assert_eq!(removed, 0);
 }

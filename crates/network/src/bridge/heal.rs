@@ -4,10 +4,9 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
+use ferrite_netlink::ModuleEvents;
 use ferrite_nft::{Change, Monitor, OwnGenerations};
 use futures_util::future::BoxFuture;
-use nlink::netlink::uevent_filter::UeventFilter;
-use nlink::netlink::{Connection, KobjectUevent};
 
 use super::{Bridge, error_source, path_of};
 use crate::port_filter::{self, Sender};
@@ -43,7 +42,7 @@ impl Bridge {
             if self.removed.load(Ordering::SeqCst) {
                 return std::future::pending().await;
             }
-            if let Err(error) = self.restore_senders().await {
+            if let Err(error) = self.restore_senders() {
                 tracing::error!(%error, cause = error_source(&error), "pods can forge the source of their packets");
             }
             // Changes that come together are looked at together.
@@ -52,10 +51,10 @@ impl Bridge {
     }
 
     /// Makes the rules again of pods that have none, or not all of them.
-    async fn restore_senders(&self) -> Result<(), NetworkError> {
+    fn restore_senders(&self) -> Result<(), NetworkError> {
         let known = || self.senders.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let expected = known();
-        let found = port_filter::guarded(&self.host, &self.config.name).await?;
+        let found = port_filter::guarded(&self.host, &self.config.name)?;
         let now = known();
         // Pods that have gone in between took their rules along.
         let broken = |(link, sender): &(String, Sender)| {
@@ -66,9 +65,9 @@ impl Bridge {
             return Ok(());
         }
         tracing::warn!("somebody else changed the rules for what pods send; making them again");
-        port_filter::prepare(&self.host, &self.config.name).await?;
+        port_filter::prepare(&self.host, &self.config.name)?;
         for (link, sender) in broken {
-            self.guard_sender(&link, sender.addresses, sender.limit).await;
+            self.guard_sender(&link, sender.addresses, sender.limit);
         }
         Ok(())
     }
@@ -103,12 +102,7 @@ impl Bridge {
 
     /// Without it, a module that is loaded later would break translated packets between pods until the next pod comes.
     async fn follow_bridge_filter(&self) {
-        let filter = UeventFilter::new().subsystem("module");
-        let opened = Connection::<KobjectUevent>::in_namespace_path(path_of(&self.host)).and_then(|events| {
-            events.attach_filter(&filter)?;
-            Ok(events)
-        });
-        let events = match opened {
+        let mut events = match ModuleEvents::listen(Some(&self.host)) {
             Ok(events) => events,
             Err(error) => {
                 tracing::debug!(%error, "modules that are loaded go unnoticed");
@@ -116,11 +110,10 @@ impl Bridge {
             }
         };
         loop {
-            match events.recv().await {
-                Ok(event) if event.devpath != BRIDGE_FILTER => continue,
+            match events.next().await {
+                Ok(Some(path)) if path != BRIDGE_FILTER => continue,
                 // Events that were lost may have been about it.
                 Ok(_) => {}
-                Err(error) if error.is_no_buffer_space() => {}
                 Err(error) => {
                     tracing::warn!(%error, "modules that are loaded go unnoticed");
                     return std::future::pending().await;

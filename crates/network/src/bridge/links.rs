@@ -3,10 +3,7 @@
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
 
-use nlink::netlink::link::BridgeLink;
-use nlink::netlink::messages::LinkMessage;
-use nlink::netlink::namespace::Netns;
-use nlink::netlink::{Connection, Route};
+use ferrite_netlink::{BridgeLink, Connection, Link, Netns};
 
 use super::BridgeConfig;
 use crate::addresses::{self, hardware_address};
@@ -45,7 +42,7 @@ pub(crate) fn open_netns(path: &Path) -> Result<Netns, NetworkError> {
 
 pub(super) async fn make_bridge(
     host: &Netns,
-    conn: &Connection<Route>,
+    conn: &Connection,
     config: &BridgeConfig,
 ) -> Result<(), NetworkError> {
     let name = config.name.as_str();
@@ -56,9 +53,9 @@ pub(super) async fn make_bridge(
             let bridge = BridgeLink::new(name).address(hardware_address(*addresses.primary()));
             conn.add_link(bridge).await.map_err(fail("creation"))?;
         }
-        Some(link) if link.kind() == Some("bridge") => {}
+        Some(link) if link.is_kind("bridge") => {}
         Some(link) => {
-            let kind = link.kind().unwrap_or("physical");
+            let kind = link.kind.as_deref().unwrap_or("physical");
             return Err(NetworkError::Conflict(format!(
                 "link {name} exists but is a {kind} link, not a bridge; remove it or choose another name"
             )));
@@ -121,13 +118,13 @@ pub(super) fn path_of(host: &Netns) -> PathBuf {
 /// Removes everything that the network made and restores forwarding.
 pub(super) async fn undo(
     host: &Netns,
-    conn: &Connection<Route>,
+    conn: &Connection,
     record: &Record,
     sandboxes: &[String],
 ) -> Result<(), NetworkError> {
     dismantle(host, conn, record, sandboxes).await?;
     // Another network of ours came later and found forwarding on: it still needs it.
-    match rules::others_exist(host, record).await {
+    match rules::others_exist(host, record) {
         true => Ok(()),
         false => forwarding::restore(host, record),
     }
@@ -135,7 +132,7 @@ pub(super) async fn undo(
 
 pub(super) async fn dismantle(
     host: &Netns,
-    conn: &Connection<Route>,
+    conn: &Connection,
     record: &Record,
     sandboxes: &[String],
 ) -> Result<(), NetworkError> {
@@ -145,33 +142,30 @@ pub(super) async fn dismantle(
     for link in links {
         delete_link(conn, &link).await?;
     }
-    if find_link(conn, &record.bridge).await?.is_some_and(|link| link.kind() == Some("bridge")) {
+    if find_link(conn, &record.bridge).await?.is_some_and(|link| link.is_kind("bridge")) {
         delete_link(conn, &record.bridge).await?;
     }
     routes::remove(conn, record).await?;
     rules::remove_routes(conn, record).await?;
-    rules::remove_tables(host, record).await
+    rules::remove_tables(host, record)
 }
 
 /// The pod links in the bridge.
-pub(super) async fn ports(conn: &Connection<Route>, bridge: &str) -> Result<Vec<String>, NetworkError> {
+pub(super) async fn ports(conn: &Connection, bridge: &str) -> Result<Vec<String>, NetworkError> {
     let Some(bridge) = find_link(conn, bridge).await? else { return Ok(Vec::new()) };
     let links = conn.get_links().await.map_err(NetworkError::netlink("list links"))?;
     Ok(links
-        .iter()
-        .filter(|link| link.master() == Some(bridge.ifindex()) && link.kind() == Some("veth"))
-        .filter_map(|link| link.name().filter(|name| is_host_link(name)).map(str::to_owned))
+        .into_iter()
+        .filter(|link| link.master == Some(bridge.index) && link.is_kind("veth") && is_host_link(&link.name))
+        .map(|link| link.name)
         .collect())
 }
 
-pub(crate) async fn find_link(
-    conn: &Connection<Route>,
-    name: &str,
-) -> Result<Option<LinkMessage>, NetworkError> {
+pub(crate) async fn find_link(conn: &Connection, name: &str) -> Result<Option<Link>, NetworkError> {
     conn.get_link_by_name(name).await.map_err(NetworkError::netlink(format!("look up link {name}")))
 }
 
-pub(crate) async fn delete_link(conn: &Connection<Route>, name: &str) -> Result<(), NetworkError> {
+pub(crate) async fn delete_link(conn: &Connection, name: &str) -> Result<(), NetworkError> {
     let fail = NetworkError::netlink(format!("delete link {name}"));
     conn.del_link_if_exists(name).await.map(drop).map_err(fail)
 }

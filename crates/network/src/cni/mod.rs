@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use nlink::netlink::{Connection, Route};
+use ferrite_netlink::Connection;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -322,7 +322,7 @@ impl PodNetwork for CniNetwork {
         }
         // Bring up the loopback interface, as the loopback plugin does.
         let fail = NetworkError::netlink(format!("loopback of sandbox {sandbox}"));
-        let conn = Connection::<Route>::new_in(&open_netns(netns)?);
+        let conn = Connection::new_in(&open_netns(netns)?);
         let conn = conn.map_err(NetworkError::netlink("open a netlink socket"))?;
         conn.set_link_up("lo").await.map_err(fail)?;
         let attachment = self.add(sandbox, netns, pod).await?;

@@ -11,9 +11,8 @@ use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
+use ferrite_netlink::{Conntrack, Error, Netns};
 use ferrite_nft::{IpFamily, KernelError, OwnGenerations, Protocol, Table, Transaction, Value, octets};
-use nlink::netlink::netfilter::{ConntrackFilter, IpProtocol};
-use nlink::netlink::{Connection, Netfilter};
 use serde::{Deserialize, Serialize};
 
 use crate::state::{sync_dir, write_atomic};
@@ -221,21 +220,13 @@ pub fn published_ports(
 
 /// Removes tracked UDP flows to a pod that came by a host port. A client that keeps its socket would keep the entry, and
 /// the entry would keep the client at an address that another pod gets.
-pub(crate) async fn forget_flows(
-    host: &nlink::netlink::namespace::Netns,
-    pod: Addresses,
-) -> Result<(), nlink::Error> {
-    let conn = Connection::<Netfilter>::new_in(host)?;
-    let filter = ConntrackFilter::new().proto(IpProtocol::Udp);
-    for entry in conn.get_conntrack_matching(&filter).await? {
-        let from = pod.iter().find(|pod| entry.reply.src_ip == Some(**pod));
-        if from.is_none_or(|pod| entry.orig.dst_ip == Some(*pod)) {
-            continue;
-        }
-        match conn.del_conntrack_entry(&entry).await {
-            // It expired by itself.
-            Err(error) if !error.is_not_found() => return Err(error),
-            _ => {}
+pub(crate) fn forget_flows(host: Option<&Netns>, pod: Addresses) -> Result<(), Error> {
+    let mut tracked = Conntrack::open(host)?;
+    for flow in tracked.udp_flows()? {
+        let from = pod.iter().find(|pod| flow.reply.source.0 == **pod);
+        if from.is_some_and(|pod| flow.original.destination.0 != *pod) {
+            // It may have expired by itself.
+            tracked.delete(&flow)?;
         }
     }
     Ok(())

@@ -190,8 +190,16 @@ fn masquerade(family: IpFamily) -> Vec<R> {
         Expr::InSet { set: HostPortSet::Hairpin, key: 0, inverted: false },
     ];
     vec![
-        was_destination_natted().into_iter().chain(from_loopback).chain([Expr::Masquerade]).collect(),
-        was_destination_natted().into_iter().chain(to_itself).chain([Expr::Masquerade]).collect(),
+        was_destination_natted()
+            .into_iter()
+            .chain(from_loopback)
+            .chain([Expr::Masquerade { random_ports: true }])
+            .collect(),
+        was_destination_natted()
+            .into_iter()
+            .chain(to_itself)
+            .chain([Expr::Masquerade { random_ports: true }])
+            .collect(),
     ]
 }
 

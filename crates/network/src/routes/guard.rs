@@ -7,27 +7,35 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use nlink::netlink::namespace::Netns;
-use nlink::netlink::nftables::{
-    BaseChain, Chain, CmpOp, Expr, Family, FilterHook, PacketField, PayloadBase, Priority, Register, Rule,
-    Set, SetElement, SetKeyType,
+use ferrite_netlink::Netns;
+use ferrite_nft::{
+    BaseChain, Cidr, Element, Expr, Field, Hook, IpFamily, Key, Ruleset, SetId, SetShape, TableFamily, Value,
+    Verdict, comes_by, compare, in_range, load_destination, load_source,
 };
-use nlink::netlink::{Connection, Nftables};
 
 use super::{VXLAN_ID, VXLAN_PORT};
 use crate::{NetworkError, rules};
 
 const INPUT: &str = "input";
 const FORWARD: &str = "forward";
-/// All nodes.
-const NODES: &str = "nodes";
-/// The nodes that the tunnel leads to.
-const TUNNELS: &str = "tunnels";
 /// The number of the network in a packet of VXLAN: after the header of UDP, flags and reserved bytes.
 const NETWORK: (u32, u32) = (12, 3);
 
-/// Elements of one message, whose parts have 64 KiB at most.
-const ELEMENTS: usize = 1000;
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+enum Set {
+    /// All nodes.
+    Nodes,
+    /// The nodes that the tunnel leads to.
+    Tunnels,
+}
+
+impl SetId for Set {
+    const ALL: &'static [Self] = &[Self::Nodes, Self::Tunnels];
+
+    fn shape(self) -> SetShape {
+        SetShape::set(if self == Self::Nodes { "nodes" } else { "tunnels" }, &[Field::Address])
+    }
+}
 
 /// The addresses that the rules are made of.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,85 +58,91 @@ impl Guard {
         Self { own, nodes: nodes.into_iter().filter(same).collect(), tunnels }
     }
 
-    fn family(&self) -> Family {
-        if self.own.is_ipv4() { Family::Ip } else { Family::Ip6 }
+    fn family(&self) -> IpFamily {
+        IpFamily::of(self.own)
     }
 
     /// Makes the rules, in place of earlier ones and in one step, unless `present` are the same and are still there.
-    pub(super) async fn set(
-        &self,
-        host: &Netns,
-        bridge: &str,
-        present: Option<&Self>,
-    ) -> Result<(), NetworkError> {
-        let (name, family) = (rules::tunnel_table(bridge), self.family());
+    pub(super) fn set(&self, host: &Netns, bridge: &str, present: Option<&Self>) -> Result<(), NetworkError> {
+        let name = rules::tunnel_table(bridge);
         let fail = || NetworkError::netlink(format!("nftables table {name}"));
-        let conn = Connection::<Nftables>::new_in(host).map_err(fail())?;
-        let tables = conn.list_tables_in(family).await.map_err(fail())?;
-        let is_there = tables.iter().any(|table| table.name == name);
-        if present == Some(self) && is_there {
+        let mut ruleset = Ruleset::open(Some(host)).map_err(fail())?;
+        let family = TableFamily::from(self.family());
+        if present == Some(self) && ruleset.has_table(family, &name).map_err(fail())? {
             return Ok(());
         }
-        let chain = |chain: &str, hook| {
-            let made = Chain::new(name.as_str(), chain).map_err(fail())?.family(family);
-            Ok::<_, NetworkError>(made.base(BaseChain::filter(hook, Priority::Filter)))
-        };
-        let (key, source, destination) = match self.own {
-            IpAddr::V4(_) => (SetKeyType::Ipv4Addr, PacketField::Ip4Saddr, PacketField::Ip4Daddr),
-            IpAddr::V6(_) => (SetKeyType::Ipv6Addr, PacketField::Ip6Saddr, PacketField::Ip6Daddr),
-        };
-        let set = |set: &str| Set::new(&name, set).family(family).key_type(key.clone());
-        let rule = |chain: &str| Rule::new(&name, chain).family(family).match_udp_dport(VXLAN_PORT);
-        let leaves = rule(FORWARD).match_iif(bridge).match_in_set(destination, NODES).drop();
-        let mut transaction = conn.transaction();
-        if is_there {
-            transaction = transaction.del_table(&name, family);
-        }
-        transaction = transaction
-            .add_table(&name, family)
-            .add_chain(chain(FORWARD, FilterHook::Forward)?)
-            .add_set(set(NODES));
-        transaction = with_elements(transaction, &set(NODES), &self.nodes).add_rule(leaves);
+        let mut batch = ruleset.batch(family, &name);
+        batch.replace_table();
+        batch.add_sets::<Set>();
+        batch.add_elements(&self.elements());
+        batch.add_chain(FORWARD, &BaseChain::filter(Hook::Forward));
+        batch.add_rule(FORWARD, &self.leaves(bridge));
         if !self.tunnels.is_empty() {
-            let bits = if self.own.is_ipv4() { 32 } else { 128 };
-            let of_tunnel = || of_network(rule(INPUT));
-            let honest = of_tunnel().match_daddr(self.own, bits).match_in_set(source, TUNNELS).accept();
-            transaction = transaction.add_chain(chain(INPUT, FilterHook::Input)?).add_set(set(TUNNELS));
-            transaction = with_elements(transaction, &set(TUNNELS), &self.tunnels);
-            transaction = transaction.add_rule(honest).add_rule(of_tunnel().drop());
+            batch.add_chain(INPUT, &BaseChain::filter(Hook::Input));
+            self.arrives().iter().for_each(|rule| batch.add_rule(INPUT, rule));
         }
-        transaction.commit(&conn).await.map_err(fail())
+        ruleset.commit(batch).map_err(fail())
+    }
+
+    fn elements(&self) -> Vec<Element<Set>> {
+        let element = |set| {
+            move |address: &IpAddr| Element {
+                set,
+                key: Key::address(*address),
+                value: Value::Member,
+                comment: None,
+            }
+        };
+        let tunnels = self.tunnels.iter().filter(|address| address.is_ipv4() == self.own.is_ipv4());
+        self.nodes.iter().map(element(Set::Nodes)).chain(tunnels.map(element(Set::Tunnels))).collect()
+    }
+
+    /// A pod sends to the tunnel's port of a node.
+    fn leaves(&self, bridge: &str) -> Vec<Expr<Set>> {
+        let mut rule = to_tunnel();
+        rule.extend(comes_by(bridge, true));
+        rule.extend([
+            load_destination(self.family(), 0),
+            Expr::InSet { set: Set::Nodes, key: 0, inverted: false },
+            Expr::Verdict(Verdict::Drop),
+        ]);
+        rule
+    }
+
+    /// Packets of our network come from its nodes to this node's address, or not at all.
+    fn arrives(&self) -> [Vec<Expr<Set>>; 2] {
+        let mut honest = of_network();
+        honest.extend(in_range(load_destination(self.family(), 0), Cidr::single(self.own), true));
+        honest.extend([
+            load_source(self.family(), 0),
+            Expr::InSet { set: Set::Tunnels, key: 0, inverted: false },
+            Expr::Verdict(Verdict::Accept),
+        ]);
+        let mut others = of_network();
+        others.push(Expr::Verdict(Verdict::Drop));
+        [honest, others]
     }
 }
 
-fn with_elements(
-    transaction: nlink::netlink::nftables::Transaction,
-    set: &Set,
-    addresses: &BTreeSet<IpAddr>,
-) -> nlink::netlink::nftables::Transaction {
-    let element = |address: &IpAddr| match address {
-        IpAddr::V4(v4) => SetElement::ipv4(*v4),
-        IpAddr::V6(v6) => SetElement::ipv6(*v6),
-    };
-    let elements: Vec<SetElement> = addresses.iter().map(element).collect();
-    elements.chunks(ELEMENTS).fold(transaction, |transaction, part| transaction.add_set_elements(set, part))
+/// Matches packets to the tunnel's port.
+fn to_tunnel() -> Vec<Expr<Set>> {
+    const UDP: u8 = 17;
+    let protocol = compare(Expr::LoadProtocol { to: 0 }, true, &[UDP]);
+    let port = compare(Expr::LoadDestinationPort { to: 0 }, true, &VXLAN_PORT.to_be_bytes());
+    [protocol, port].concat()
 }
 
 /// Matches packets of our network alone: other software may use the same port.
-fn of_network(rule: Rule) -> Rule {
+fn of_network() -> Vec<Expr<Set>> {
     let (offset, len) = NETWORK;
     let [_, number @ ..] = VXLAN_ID.to_be_bytes();
-    let load = Expr::Payload { dreg: Register::R0, base: PayloadBase::Transport, offset, len };
-    rule.expr(load).expr(Expr::Cmp { sreg: Register::R0, op: CmpOp::Eq, data: number.to_vec() })
+    let mut rule = to_tunnel();
+    rule.extend(compare(Expr::LoadTransportHeader { to: 0, offset, len }, true, &number));
+    rule
 }
 
 /// Takes the rules away. A kernel without nftables has none.
-pub(super) async fn remove(host: &Netns, bridge: &str) -> Result<(), NetworkError> {
-    let Ok(conn) = Connection::<Nftables>::new_in(host) else { return Ok(()) };
-    let name = rules::tunnel_table(bridge);
-    for family in [Family::Ip, Family::Ip6] {
-        let fail = NetworkError::netlink(format!("remove nftables table {name}"));
-        conn.del_table_if_exists(name.as_str(), family).await.map_err(fail)?;
-    }
-    Ok(())
+pub(super) fn remove(host: &Netns, bridge: &str) -> Result<(), NetworkError> {
+    let Ok(mut ruleset) = Ruleset::open(Some(host)) else { return Ok(()) };
+    rules::delete_tables(&mut ruleset, &rules::tunnel_table(bridge))
 }

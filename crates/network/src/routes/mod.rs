@@ -8,18 +8,14 @@ mod guard;
 mod plan;
 
 use std::collections::BTreeSet;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 
+use ferrite_netlink::{
+    AddressEntry, Connection, Error, ForwardingEntry, Link, Neighbour, Netns, NetworkEvent, NetworkEvents,
+    Route, RouteEntry, RouteType, Scope, VxlanLink, table,
+};
 use futures_util::future::BoxFuture;
-use nlink::netlink::fdb::FdbEntryBuilder;
-use nlink::netlink::link::VxlanLink;
-use nlink::netlink::namespace::Netns;
-use nlink::netlink::neigh::Neighbor;
-use nlink::netlink::route::{Ipv4Route, Ipv6Route, RouteMetrics};
-use nlink::netlink::types::addr::Scope;
-use nlink::netlink::types::route::{RouteProtocol, RouteScope, RouteType};
-use nlink::netlink::{Connection, Route};
 
 use crate::bridge::{delete_link, find_link, is_host_link, open_netns};
 use crate::state::Record;
@@ -29,7 +25,7 @@ pub use plan::{Encapsulation, Peer, RouterConfig};
 use plan::{Hop, Plan, Segment, plan, tunnel_address, tunnel_gateway};
 
 /// Marks our routes.
-const PROTOCOL: RouteProtocol = RouteProtocol::Other(0xfe);
+const PROTOCOL: u8 = 0xfe;
 /// The port that Linux and flannel use; VXLAN's own is 4789.
 const VXLAN_PORT: u16 = 8472;
 const VXLAN_ID: u32 = 1;
@@ -57,7 +53,7 @@ fn tunnel_link(bridge: &str) -> String {
 pub struct Router {
     config: RouterConfig,
     host: Netns,
-    conn: Connection<Route>,
+    conn: Connection,
     /// Nodes that the tunnel leads to.
     tunnels: BTreeSet<(Cidr, IpAddr)>,
     /// The rules that keep pods out of the tunnel.
@@ -79,8 +75,7 @@ impl Router {
     }
 
     async fn open_on(host: Netns, config: RouterConfig) -> Result<Self, NetworkError> {
-        let conn =
-            Connection::<Route>::new_in(&host).map_err(NetworkError::netlink("open a netlink socket"))?;
+        let conn = Connection::new_in(&host).map_err(NetworkError::netlink("open a netlink socket"))?;
         // Its neighbours may be those of a cluster that has changed since.
         delete_link(&conn, &tunnel_link(&config.bridge)).await?;
         Ok(Self { config, host, conn, tunnels: BTreeSet::new(), guard: None, refused: BTreeSet::new() })
@@ -102,7 +97,7 @@ impl Router {
                 Hop::Direct { .. } => None,
             })
             .collect();
-        self.keep_out(peers, &tunnels).await?;
+        self.keep_out(peers, &tunnels)?;
         let tunnel = self.lead_tunnel(&tunnels).await?;
         let present = self.present().await?;
         for (cidr, hop) in &plan.hops {
@@ -129,7 +124,7 @@ impl Router {
         }
         self.tunnels = tunnels;
         if self.config.pod_cidrs.is_some() {
-            rules::open_forward(&self.host, &self.config.bridge, self.config.cluster_cidrs).await?;
+            rules::open_forward(&self.host, &self.config.bridge, self.config.cluster_cidrs)?;
         }
         if self.tunnels.is_empty() {
             delete_link(&self.conn, &tunnel_link(&self.config.bridge)).await?;
@@ -138,19 +133,15 @@ impl Router {
     }
 
     /// Keeps pods out of the tunnels of this node and of the peers, which may have one where this node has none.
-    async fn keep_out(
-        &mut self,
-        peers: &[Peer],
-        tunnels: &BTreeSet<(Cidr, IpAddr)>,
-    ) -> Result<(), NetworkError> {
+    fn keep_out(&mut self, peers: &[Peer], tunnels: &BTreeSet<(Cidr, IpAddr)>) -> Result<(), NetworkError> {
         if self.config.encapsulation == Encapsulation::Never {
             self.guard = None;
-            return guard::remove(&self.host, &self.config.bridge).await;
+            return guard::remove(&self.host, &self.config.bridge);
         }
         let own = *self.config.node_ips.primary();
         let nodes = peers.iter().flat_map(|peer| peer.addresses.iter().copied());
         let wanted = Guard::new(own, nodes, tunnels.iter().map(|(_, node)| *node).collect());
-        wanted.set(&self.host, &self.config.bridge, self.guard.as_ref()).await?;
+        wanted.set(&self.host, &self.config.bridge, self.guard.as_ref())?;
         self.guard = Some(wanted);
         Ok(())
     }
@@ -168,13 +159,12 @@ impl Router {
     async fn segments(&self) -> Result<Vec<Segment>, NetworkError> {
         let fail = NetworkError::netlink("list addresses");
         let addresses = self.conn.get_addresses().await.map_err(fail)?;
-        let segment = |address: &nlink::netlink::messages::AddressMessage| {
-            let ip = *address.local().or(address.primary_address())?;
-            let range = Cidr::containing(ip, address.prefix_len())?;
+        let segment = |address: &AddressEntry| {
+            let range = Cidr::containing(address.address, address.prefix)?;
             let pods = self.config.cluster_cidrs.iter().any(|cluster| cluster.overlaps(range));
             let has_neighbours = range.prefix() < range.family().bits() - 1;
-            (has_neighbours && !pods && !ip.is_loopback() && address.scope() != Scope::Link)
-                .then_some(Segment { link: address.ifindex(), range })
+            (has_neighbours && !pods && !address.address.is_loopback() && !address.is_scope(Scope::Link))
+                .then_some(Segment { link: address.link, range })
         };
         Ok(addresses.iter().filter_map(segment).collect())
     }
@@ -203,32 +193,30 @@ impl Router {
                 (link.ok_or_else(|| NetworkError::Conflict(format!("link {name} is gone")))?, true)
             }
         };
-        let index = link.ifindex();
+        let index = link.index;
         for (cidr, node) in self.tunnels.difference(tunnels) {
             // Another range of the same node keeps the entry of the node.
             if tunnels.iter().all(|(_, other)| other != node) {
-                let entry = FdbEntryBuilder::new(tunnel_address(*node)).ifindex(index).dst(*node).self_();
-                ignore_missing(self.conn.del_fdb_entry(entry).await).map_err(fail("forwarding"))?;
+                let removed = self.conn.del_forwarding_if_exists(index, tunnel_address(*node)).await;
+                removed.map_err(fail("forwarding"))?;
             }
             let gateway = tunnel_gateway(*cidr, *node);
             if tunnels.iter().any(|(other, node)| tunnel_gateway(*other, *node) == gateway) {
                 continue;
             }
-            let neighbour = Neighbor::with_index(index, gateway);
-            self.conn.del_neighbor_if_exists(neighbour).await.map_err(fail("neighbour"))?;
+            self.conn.del_neighbour_if_exists(index, gateway).await.map_err(fail("neighbour"))?;
         }
         for (cidr, node) in tunnels {
             if !made && self.tunnels.contains(&(*cidr, *node)) {
                 continue;
             }
-            let address = tunnel_address(*node);
-            let entry = FdbEntryBuilder::new(address).ifindex(index).dst(*node).self_().permanent();
-            self.conn.replace_fdb(entry).await.map_err(fail("forwarding"))?;
-            let gateway = tunnel_gateway(*cidr, *node);
-            let neighbour = Neighbor::with_index(index, gateway).lladdr(address).permanent();
-            self.conn.replace_neighbor(neighbour).await.map_err(fail("neighbour"))?;
+            let hardware = tunnel_address(*node);
+            let entry = ForwardingEntry { link: index, hardware, machine: *node };
+            self.conn.replace_forwarding(entry).await.map_err(fail("forwarding"))?;
+            let neighbour = Neighbour { link: index, address: tunnel_gateway(*cidr, *node), hardware };
+            self.conn.replace_neighbour(neighbour).await.map_err(fail("neighbour"))?;
         }
-        Ok(Some((index, link.mtu().unwrap_or(1500))))
+        Ok(Some((index, link.mtu.unwrap_or(1500))))
     }
 
     async fn make_tunnel(&self, name: &str) -> Result<(), NetworkError> {
@@ -237,12 +225,14 @@ impl Router {
         let six = self.config.cluster_cidrs.of(IpFamily::V6).is_some();
         let least = if six { 1280 } else { 576 };
         let mtu = mtu_of(&self.conn, underlay).await?.saturating_sub(overhead(underlay)).max(least);
-        let link = VxlanLink::new(name, VXLAN_ID);
-        let link = match underlay {
-            IpAddr::V4(v4) => link.local(v4),
-            IpAddr::V6(v6) => link.local6(v6),
+        let link = VxlanLink {
+            name,
+            id: VXLAN_ID,
+            local: underlay,
+            port: VXLAN_PORT,
+            address: tunnel_address(underlay),
+            mtu,
         };
-        let link = link.port(VXLAN_PORT).learning(false).address(tunnel_address(underlay)).mtu(mtu);
         self.conn.add_link(link).await.map_err(fail("creation"))?;
         let own = self.config.pod_cidrs.and_then(|own| own.of(IpFamily::V4).copied());
         if let Some(address) = own.map(|own| own.network()) {
@@ -258,40 +248,25 @@ impl Router {
 
 /// Sets the route to the pods of a node. The gateway of a tunnel is on no segment.
 async fn set_route(
-    conn: &Connection<Route>,
+    conn: &Connection,
     cidr: Cidr,
     gateway: IpAddr,
     link: u32,
     tunnel_mtu: Option<u32>,
-) -> Result<(), nlink::netlink::Error> {
-    let metrics = tunnel_mtu.map(|mtu| RouteMetrics::new().mtu(mtu));
-    match (cidr.network(), gateway) {
-        (IpAddr::V4(network), IpAddr::V4(gateway)) => {
-            let route = own_route_v4(network, cidr.prefix()).gateway(gateway).dev_index(link);
-            let route = match metrics {
-                Some(metrics) => route.onlink().metrics(metrics),
-                None => route,
-            };
-            conn.replace_route(route).await
-        }
-        (IpAddr::V6(network), IpAddr::V6(gateway)) => {
-            let route = own_route_v6(network, cidr.prefix());
-            let route = route.gateway(gateway).dev_index(link);
-            let route = match metrics {
-                Some(metrics) => route.metrics(metrics),
-                None => route,
-            };
-            conn.replace_route(route).await
-        }
-        // The plan makes none such.
-        _ => Ok(()),
-    }
+) -> Result<(), Error> {
+    let route = own_route(cidr).gateway(gateway).dev_index(link);
+    let route = match tunnel_mtu {
+        Some(mtu) if gateway.is_ipv4() => route.onlink().mtu(mtu),
+        Some(mtu) => route.mtu(mtu),
+        None => route,
+    };
+    conn.replace_route(route).await
 }
 
 /// The MTU that packets of pods may have on a node with this address, with room for encapsulation unless there is none.
 pub async fn pod_mtu(address: IpAddr, encapsulation: Encapsulation) -> Result<u32, NetworkError> {
     pod_mtu_on(
-        &Connection::<Route>::new().map_err(NetworkError::netlink("open a netlink socket"))?,
+        &Connection::new().map_err(NetworkError::netlink("open a netlink socket"))?,
         address,
         encapsulation,
     )
@@ -304,12 +279,12 @@ pub async fn pod_mtu_in(
     address: IpAddr,
     encapsulation: Encapsulation,
 ) -> Result<u32, NetworkError> {
-    let conn = Connection::<Route>::new_in(&open_netns(host)?);
+    let conn = Connection::new_in(&open_netns(host)?);
     pod_mtu_on(&conn.map_err(NetworkError::netlink("open a netlink socket"))?, address, encapsulation).await
 }
 
 async fn pod_mtu_on(
-    conn: &Connection<Route>,
+    conn: &Connection,
     address: IpAddr,
     encapsulation: Encapsulation,
 ) -> Result<u32, NetworkError> {
@@ -321,50 +296,42 @@ async fn pod_mtu_on(
 }
 
 /// The MTU of the link that has the address; Ethernet's when none has it.
-async fn mtu_of(conn: &Connection<Route>, address: IpAddr) -> Result<u32, NetworkError> {
+async fn mtu_of(conn: &Connection, address: IpAddr) -> Result<u32, NetworkError> {
     let fail = || NetworkError::netlink(format!("look up the link of {address}"));
     let addresses = conn.get_addresses().await.map_err(fail())?;
-    let index = addresses.iter().find(|a| a.primary_address() == Some(&address)).map(|a| a.ifindex());
+    let index = addresses.iter().find(|a| a.address == address).map(|a| a.link);
     let Some(index) = index else { return Ok(1500) };
     let link = conn.get_link_by_index(index).await.map_err(fail())?;
-    Ok(link.and_then(|link| link.mtu()).unwrap_or(1500))
+    Ok(link.and_then(|link| link.mtu).unwrap_or(1500))
 }
 
-/// With a scope: without a gateway, as when it is removed, the library would look for a route of another scope.
-fn own_route_v4(network: Ipv4Addr, prefix: u8) -> Ipv4Route {
-    Ipv4Route::new(network, prefix).protocol(PROTOCOL).scope(RouteScope::Universe)
+/// With a scope: without a gateway, as when it is removed, it would be that of a link.
+fn own_route(cidr: Cidr) -> Route<'static> {
+    Route::new(cidr.network(), cidr.prefix()).protocol(PROTOCOL).scope(Scope::Universe)
 }
 
-fn own_route_v6(network: Ipv6Addr, prefix: u8) -> Ipv6Route {
-    Ipv6Route::new(network, prefix).protocol(PROTOCOL).scope(RouteScope::Universe)
-}
-
-async fn remove_route(conn: &Connection<Route>, cidr: Cidr) -> Result<(), NetworkError> {
+async fn remove_route(conn: &Connection, cidr: Cidr) -> Result<(), NetworkError> {
     let fail = NetworkError::netlink(format!("remove the route to the pods {cidr}"));
-    let removed = match cidr.network() {
-        IpAddr::V4(network) => conn.del_route_if_exists(own_route_v4(network, cidr.prefix())).await,
-        IpAddr::V6(network) => conn.del_route_if_exists(own_route_v6(network, cidr.prefix())).await,
-    };
-    removed.map(drop).map_err(fail)
+    conn.del_route_if_exists(own_route(cidr)).await.map(drop).map_err(fail)
 }
 
-async fn own_routes(conn: &Connection<Route>, cluster: Cidrs) -> Result<Vec<OwnRoute>, NetworkError> {
+async fn own_routes(conn: &Connection, cluster: Cidrs) -> Result<Vec<OwnRoute>, NetworkError> {
     let routes = conn.get_routes().await.map_err(NetworkError::netlink("list routes"))?;
-    let own = |route: &nlink::netlink::messages::RouteMessage| {
-        let main = route.table_id() == u32::from(nix::libc::RT_TABLE_MAIN);
-        if !main || route.protocol() != PROTOCOL || route.route_type() != RouteType::Unicast {
+    let own = |route: &RouteEntry| {
+        let main = route.table == table::MAIN && !route.is_default();
+        if !main || route.protocol != PROTOCOL || route.route_type != RouteType::Unicast {
             return None;
         }
-        let cidr = Cidr::new(*route.destination()?, route.dst_len()).ok()?;
+        let cidr = Cidr::new(route.destination, route.prefix).ok()?;
         cluster.of(cidr.family()).filter(|all| all.covers(cidr))?;
-        let gateway = route.gateway().copied().unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
-        Some((cidr, gateway, route.oif().unwrap_or(0)))
+        let gateway = route.gateway.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
+        Some((cidr, gateway, route.link.unwrap_or(0)))
     };
     Ok(routes.iter().filter_map(own).collect())
 }
 
 /// Removes everything that a router made for this network.
-pub(crate) async fn remove(conn: &Connection<Route>, record: &Record) -> Result<(), NetworkError> {
+pub(crate) async fn remove(conn: &Connection, record: &Record) -> Result<(), NetworkError> {
     delete_link(conn, &tunnel_link(&record.bridge)).await?;
     for (cidr, ..) in own_routes(conn, record.cluster_cidrs).await? {
         remove_route(conn, cidr).await?;
@@ -372,67 +339,52 @@ pub(crate) async fn remove(conn: &Connection<Route>, record: &Record) -> Result<
     Ok(())
 }
 
-fn ignore_missing(result: Result<(), nlink::netlink::Error>) -> Result<(), nlink::netlink::Error> {
-    match result {
-        Err(error) if error.is_not_found() => Ok(()),
-        other => other,
-    }
-}
-
 /// No route to other nodes leads through the link of a pod, and pods come and go.
-fn is_pod_link(link: &nlink::netlink::messages::LinkMessage) -> bool {
-    link.name().is_some_and(is_host_link)
+fn is_pod_link(link: &Link) -> bool {
+    is_host_link(&link.name)
 }
 
 /// Waits until links, addresses or routes of this node have changed.
 pub struct Changes {
-    conn: Connection<Route>,
+    events: NetworkEvents,
     cluster: Cidrs,
 }
 
 impl Changes {
     /// Watches the calling thread's network namespace.
     pub fn watch(cluster: Cidrs) -> Result<Self, NetworkError> {
-        let host = Netns::current().map_err(NetworkError::netlink("open this thread's network namespace"))?;
-        let fail = || NetworkError::netlink("watch links, addresses and routes");
-        let conn = Connection::<Route>::new_in(&host).map_err(fail())?;
-        use nlink::netlink::RtnetlinkGroup::{Ipv4Addr, Ipv4Route, Ipv6Addr, Ipv6Route, Link};
-        conn.subscribe(&[Link, Ipv4Addr, Ipv4Route]).map_err(fail())?;
-        if cluster.of(IpFamily::V6).is_some() {
-            conn.subscribe(&[Ipv6Addr, Ipv6Route]).map_err(fail())?;
-        }
-        Ok(Self { conn, cluster })
+        let fail = NetworkError::netlink("watch links, addresses and routes");
+        let events = NetworkEvents::listen(None, cluster.of(IpFamily::V6).is_some()).map_err(fail)?;
+        Ok(Self { events, cluster })
     }
 
     /// Returns after a change by somebody else that routes to pods may depend on.
     pub async fn next(&mut self) -> Result<(), NetworkError> {
-        use futures_util::StreamExt;
-        use nlink::netlink::NetworkEvent;
-        let mut events = std::pin::pin!(self.conn.events().await);
-        while let Some(event) = events.next().await {
-            let matters = match event {
-                // Links of pods get link-local addresses by themselves.
-                Ok(NetworkEvent::NewAddress(address) | NetworkEvent::DelAddress(address)) => {
-                    address.scope() != Scope::Link
-                }
-                Ok(NetworkEvent::DelLink(link)) => !is_pod_link(&link),
-                // A link that goes down takes its routes along, and the kernel does not report those.
-                Ok(NetworkEvent::NewLink(link)) => !link.is_up() && !is_pod_link(&link),
-                Ok(NetworkEvent::DelRoute(route)) => {
-                    route.protocol() == PROTOCOL
-                        && route
-                            .destination()
-                            .is_some_and(|ip| self.cluster.iter().any(|all| all.contains(*ip)))
-                }
-                Ok(_) => false,
-                // Events were lost: any of them may have mattered.
-                Err(_) => true,
-            };
-            if matters {
+        loop {
+            let fail = NetworkError::netlink("watch links, addresses and routes");
+            let event = self.events.next().await.map_err(fail)?;
+            if self.matters(&event) {
                 return Ok(());
             }
         }
-        Err(NetworkError::Conflict("the kernel reports no more changes".into()))
+    }
+
+    fn matters(&self, event: &NetworkEvent) -> bool {
+        match event {
+            // Links of pods get link-local addresses by themselves.
+            NetworkEvent::NewAddress(address) | NetworkEvent::DelAddress(address) => {
+                !address.is_scope(Scope::Link)
+            }
+            NetworkEvent::DelLink(link) => !is_pod_link(link),
+            // A link that goes down takes its routes along, and the kernel does not report those.
+            NetworkEvent::NewLink(link) => !link.is_up && !is_pod_link(link),
+            NetworkEvent::DelRoute(route) => {
+                route.protocol == PROTOCOL && self.cluster.iter().any(|all| all.contains(route.destination))
+            }
+            // Any of them may have mattered.
+            NetworkEvent::Lost => true,
+            _ => false,
+        }
     }
 }
 

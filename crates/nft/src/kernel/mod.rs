@@ -1,7 +1,7 @@
 //! One table in the kernel, through netlink. The calls block for as long as the kernel works on them.
 
 mod monitor;
-mod socket;
+mod ruleset;
 mod wire;
 
 use std::collections::HashSet;
@@ -9,11 +9,13 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use self::socket::{Socket, attribute, attributes};
+use ferrite_netlink::{Attributes, ERROR, Error, Netns, Protocol, Socket, refusal};
+
 use self::wire::{ElementChange, ElementList, Messages};
 use crate::{Element, IpFamily, SetId, Transaction};
 
 pub use monitor::{Change, Monitor};
+pub use ruleset::{BaseChain, Batch, ChainEntry, RuleEntry, Ruleset, TableEntry};
 
 /// Why the table could not be read or changed.
 #[derive(Debug, thiserror::Error)]
@@ -96,7 +98,6 @@ pub struct Table {
     name: String,
     /// For people who list the table.
     purpose: &'static str,
-    sequence: u32,
     own: OwnGenerations,
     /// The kernel's number for the table that we made; another number is another table.
     handle: Option<u64>,
@@ -110,8 +111,6 @@ const STAGE_ELEMENTS: usize = 1024;
 const ATTEMPTS: usize = 16;
 /// The ruleset is at another generation than the transaction says.
 const RESTART: i32 = 85;
-const NLMSG_ERROR: u16 = 2;
-const NLMSG_DONE: u16 = 3;
 
 impl Table {
     /// Opens a socket in the network namespace at `netns`, else in that of the calling thread. Nothing is made yet.
@@ -121,18 +120,13 @@ impl Table {
         netns: Option<&Path>,
         own: OwnGenerations,
     ) -> Result<Self, KernelError> {
-        let socket = Socket::open(netns)
-            .map_err(|source| KernelError::Open { netns: netns.map(Path::to_owned), source })?;
-        Ok(Self {
-            socket,
-            family,
-            name: name.to_owned(),
-            purpose: "",
-            sequence: 1,
-            own,
-            handle: None,
-            missed: false,
-        })
+        let open = || {
+            let netns = netns.map(Netns::from_path).transpose()?;
+            Socket::open(Protocol::Netfilter, netns.as_ref())
+        };
+        let socket = open()
+            .map_err(|error| KernelError::Open { netns: netns.map(Path::to_owned), source: error.into() })?;
+        Ok(Self { socket, family, name: name.to_owned(), purpose: "", own, handle: None, missed: false })
     }
 
     /// The table's comment, for people who list it.
@@ -272,27 +266,29 @@ impl Table {
 
     /// The elements that rules added to a set; none if there is no table.
     pub fn expiring_elements<S: SetId>(&mut self, set: S) -> Result<Vec<ExpiringElement<S>>, KernelError> {
-        let mut found = Vec::new();
-        self.each_element(set, |element| found.extend(expiring(set, element)))?;
-        Ok(found)
+        self.elements_as(set, |element| expiring(set, element))
     }
 
     /// Key and value of all elements of a set, as bytes; none if there is no table. Ranges come as their ends.
     pub fn elements<S: SetId>(&mut self, set: S) -> Result<Vec<RawElement>, KernelError> {
-        let mut found = Vec::new();
-        self.each_element(set, |element| found.extend(raw(element)))?;
-        Ok(found)
+        self.elements_as(set, raw)
     }
 
-    fn each_element<S: SetId>(&mut self, set: S, mut each: impl FnMut(&[u8])) -> Result<(), KernelError> {
+    fn elements_as<S: SetId, T>(
+        &mut self,
+        set: S,
+        parse: impl Fn(Attributes<'_>) -> Option<T>,
+    ) -> Result<Vec<T>, KernelError> {
         let mut messages = self.messages();
         messages.get_elements(set);
-        let result = self.request(&messages, |body| {
-            attribute(body, 3).into_iter().flat_map(attributes).for_each(|(_, element)| each(element));
+        let listed = self.request(messages, |message| {
+            let list = message.nested(3)?;
+            Some(list.iter().filter_map(|(_, element)| parse(Attributes::new(element))).collect::<Vec<_>>())
         });
-        match result {
-            Err(error) if error.raw_os_error() != Some(nix::libc::ENOENT) => Err(self.failed("read")(error)),
-            _ => Ok(()),
+        match listed {
+            Ok(parts) => Ok(parts.into_iter().flatten().collect()),
+            Err(error) if error.raw_os_error() == Some(nix::libc::ENOENT) => Ok(Vec::new()),
+            Err(error) => Err(self.failed("read")(error)),
         }
     }
 
@@ -302,46 +298,37 @@ impl Table {
     }
 
     fn messages(&self) -> Messages {
-        Messages::new(self.family, &self.name, self.sequence)
+        Messages::new(self.family.into(), &self.name, self.socket.sequence())
     }
 
     fn find(&mut self) -> io::Result<Option<u64>> {
-        let mut handle = None;
         let mut messages = self.messages();
         messages.get_table();
-        let result = self.request(&messages, |body| {
-            handle = attribute(body, 4).and_then(|data| Some(u64::from_be_bytes(data.try_into().ok()?)));
-        });
-        match result {
-            Ok(()) => Ok(handle),
+        let handle = |table: Attributes<'_>| Some(u64::from_be_bytes(table.get(4)?.try_into().ok()?));
+        match self.request(messages, handle) {
+            Ok(found) => Ok(found.into_iter().next()),
             Err(error) if error.raw_os_error() == Some(nix::libc::ENOENT) => Ok(None),
             Err(error) => Err(error),
         }
     }
 
     /// Sends one question and reads its answers.
-    fn request(&mut self, messages: &Messages, mut each: impl FnMut(&[u8])) -> io::Result<()> {
-        let asked = self.sequence;
-        self.sequence = messages.next_sequence();
-        self.socket.drain();
-        self.socket.send(&messages.bytes)?;
-        self.socket.receive(|reply| match reply.kind {
-            _ if reply.sequence != asked => Ok(false),
-            NLMSG_ERROR => error_of(reply.body).map_or(Ok(true), Err),
-            NLMSG_DONE => Ok(true),
-            _ => {
-                each(reply.body.get(4..).unwrap_or_default());
-                Ok(false)
-            }
-        })
+    fn request<T>(
+        &mut self,
+        messages: Messages,
+        parse: impl Fn(Attributes<'_>) -> Option<T>,
+    ) -> io::Result<Vec<T>> {
+        let answers = self
+            .socket
+            .request("read nftables", messages.into_all(), |message| parse(message.attributes(FIXED)))?;
+        Ok(answers)
     }
 
     fn generation(&mut self) -> io::Result<u32> {
-        let mut generation = None;
         let mut messages = self.messages();
         messages.get_generation();
-        self.request(&messages, |body| generation = generation_of(body))?;
-        generation.ok_or_else(|| io::Error::other("the kernel does not say the generation of its ruleset"))
+        let found = self.request(messages, generation_of)?.into_iter().next();
+        found.ok_or_else(|| io::Error::other("the kernel does not say the generation of its ruleset"))
     }
 
     /// Commits at a known generation, so that the next one is known to be ours.
@@ -349,6 +336,7 @@ impl Table {
         let mut result = Ok(());
         for _ in 0..ATTEMPTS {
             let generation = self.generation()?;
+            let first = self.socket.sequence();
             let mut messages = self.messages();
             messages.expect_generation(generation);
             fill(&mut messages);
@@ -359,7 +347,7 @@ impl Table {
                 next => next,
             };
             self.own.insert(next);
-            result = self.send_batch(&messages);
+            result = send_batch(&mut self.socket, first, messages.all()).map_err(io::Error::from);
             match &result {
                 Err(error) => {
                     self.missed |= !self.own.take(next);
@@ -372,40 +360,45 @@ impl Table {
         }
         result
     }
+}
 
-    fn send_batch(&mut self, messages: &Messages) -> io::Result<()> {
-        let first = self.sequence;
-        self.sequence = messages.next_sequence();
-        // The end is not answered; the message before it is the last that is.
-        let last = messages.next_sequence().wrapping_sub(2);
-        self.socket.drain();
-        self.socket.send(&messages.bytes)?;
-        self.socket.receive(|reply| {
-            let ours = reply.sequence.wrapping_sub(first) <= last.wrapping_sub(first);
-            if !ours || reply.kind != NLMSG_ERROR {
-                return Ok(false);
-            }
-            match error_of(reply.body) {
-                Some(error) => Err(error),
-                None => Ok(reply.sequence == last),
-            }
-        })
+/// Sends a transaction and waits until the kernel has made its changes, or refuses them.
+fn send_batch(socket: &mut Socket, first: u32, messages: &ferrite_netlink::Messages) -> Result<(), Error> {
+    const REQUEST: &str = "change nftables";
+    let failed = |error| Error::Io { what: REQUEST.into(), error };
+    // The end is not answered; the message before it is the last that is.
+    let last = messages.next_sequence().wrapping_sub(2);
+    socket.send(messages).map_err(failed)?;
+    let mut refused = None;
+    let received = socket.receive(|reply| {
+        let ours = reply.sequence.wrapping_sub(first) <= last.wrapping_sub(first);
+        if !ours || reply.kind != ERROR {
+            return Ok(false);
+        }
+        refused = refusal(&reply);
+        match &refused {
+            // Answers to other messages of the transaction may follow.
+            Some((errno, _)) => Err(io::Error::from_raw_os_error(*errno)),
+            None => Ok(reply.sequence == last),
+        }
+    });
+    match refused {
+        Some((errno, explanation)) => Err(Error::Refused { request: REQUEST, errno, explanation }),
+        None => received.map_err(failed),
     }
 }
 
-fn error_of(body: &[u8]) -> Option<io::Error> {
-    let code = body.get(..4).and_then(|bytes| bytes.try_into().ok()).map_or(0, i32::from_ne_bytes);
-    (code != 0).then(|| io::Error::from_raw_os_error(-code))
+/// The length of `nfgenmsg`.
+const FIXED: usize = 4;
+
+fn generation_of(message: Attributes<'_>) -> Option<u32> {
+    message.network_number(1)
 }
 
-fn generation_of(body: &[u8]) -> Option<u32> {
-    Some(u32::from_be_bytes(attribute(body, 1)?.try_into().ok()?))
-}
-
-fn expiring<S>(set: S, element: &[u8]) -> Option<ExpiringElement<S>> {
-    let key = attribute(attribute(element, 1)?, 1)?.to_vec();
-    let value = attribute(attribute(element, 2)?, 1)?.to_vec();
-    let milliseconds = u64::from_be_bytes(attribute(element, 5)?.try_into().ok()?);
+fn expiring<S>(set: S, element: Attributes<'_>) -> Option<ExpiringElement<S>> {
+    let key = element.nested(1)?.get(1)?.to_vec();
+    let value = element.nested(2)?.get(1)?.to_vec();
+    let milliseconds = u64::from_be_bytes(element.get(5)?.try_into().ok()?);
     Some(ExpiringElement { set, key, value, milliseconds: milliseconds.max(1) })
 }
 
@@ -421,12 +414,11 @@ pub struct RawElement {
     pub chain: Option<String>,
 }
 
-fn raw(element: &[u8]) -> Option<RawElement> {
-    let key = attribute(attribute(element, 1)?, 1)?.to_vec();
-    let last = attribute(element, 10).and_then(|end| attribute(end, 1)).map(<[u8]>::to_vec);
-    let data = attribute(element, 2);
-    let value = data.and_then(|data| attribute(data, 1)).map(<[u8]>::to_vec).unwrap_or_default();
-    let name = data.and_then(|data| attribute(data, 2)).and_then(|verdict| attribute(verdict, 2));
-    let chain = name.map(|bytes| String::from_utf8_lossy(bytes).trim_end_matches('\0').to_owned());
+fn raw(element: Attributes<'_>) -> Option<RawElement> {
+    let key = element.nested(1)?.get(1)?.to_vec();
+    let last = element.nested(10).and_then(|end| end.get(1)).map(<[u8]>::to_vec);
+    let data = element.nested(2);
+    let value = data.and_then(|data| data.get(1)).map(<[u8]>::to_vec).unwrap_or_default();
+    let chain = data.and_then(|data| data.nested(2)).and_then(|verdict| verdict.text(2));
     Some(RawElement { key, last, value, chain })
 }

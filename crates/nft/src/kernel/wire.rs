@@ -2,7 +2,11 @@
 
 mod elements;
 
-use crate::{Chain, ChainType, Data, Expr, Field, Hook, IpFamily, Rule, SetId, Transaction, Verdict};
+use ferrite_netlink::flag::{ACK, APPEND, CREATE, DUMP, EXCLUSIVE, REQUEST};
+use ferrite_netlink::{NESTED, Open};
+
+use super::ruleset::BaseChain;
+use crate::{Chain, ChainType, Data, Expr, Field, Hook, IpFamily, SetId, TableFamily, Transaction, Verdict};
 
 pub use elements::{ElementChange, ElementList};
 
@@ -10,9 +14,12 @@ pub const SUBSYSTEM: u16 = 10;
 pub const NEW_TABLE: u8 = 0;
 pub const GET_TABLE: u8 = 1;
 pub const DEL_TABLE: u8 = 2;
-const NEW_CHAIN: u8 = 3;
+pub const NEW_CHAIN: u8 = 3;
+pub const GET_CHAIN: u8 = 4;
 const DEL_CHAIN: u8 = 5;
-const NEW_RULE: u8 = 6;
+pub const NEW_RULE: u8 = 6;
+pub const GET_RULE: u8 = 7;
+const DEL_RULE: u8 = 8;
 const NEW_SET: u8 = 9;
 pub const NEW_ELEMENT: u8 = 12;
 pub const GET_ELEMENT: u8 = 13;
@@ -22,52 +29,41 @@ const GET_GENERATION: u8 = 16;
 const BATCH_BEGIN: u16 = 0x10;
 const BATCH_END: u16 = 0x11;
 
-pub const REQUEST: u16 = 1;
-pub const ACK: u16 = 4;
-pub const DUMP: u16 = 0x300;
-const CREATE: u16 = 0x400;
-/// Only if it does not exist.
-const EXCLUSIVE: u16 = 0x200;
-/// The attribute's data are attributes.
-const NESTED: u16 = 0x8000;
-/// Of a rule: behind the rules that are there.
-const APPEND: u16 = 0x800;
-
 /// The kernel refuses longer comments.
 const COMMENT_BYTES: usize = 127;
 /// Elements that rules may add to one set.
 const DYNAMIC_ELEMENTS: u32 = 1 << 18;
 
-/// Messages one after the other in one buffer.
+/// Messages about one table, one after the other in one buffer.
 pub struct Messages {
-    pub bytes: Vec<u8>,
+    out: ferrite_netlink::Messages,
     family: u8,
     table: String,
-    sequence: u32,
     generation: Option<u32>,
-    /// Where the last message begins.
-    last_start: usize,
 }
 
-/// The position of a length that is filled in at the end.
-struct Open(usize);
-
 impl Messages {
-    pub fn new(family: IpFamily, table: &str, sequence: u32) -> Self {
-        let family = match family {
-            IpFamily::V4 => 2,
-            IpFamily::V6 => 10,
-        };
-        Self { bytes: Vec::new(), family, table: table.to_owned(), sequence, generation: None, last_start: 0 }
+    pub fn new(family: TableFamily, table: &str, sequence: u32) -> Self {
+        let out = ferrite_netlink::Messages::new(sequence);
+        Self { out, family: family.number(), table: table.to_owned(), generation: None }
+    }
+
+    /// About the tables of all families.
+    pub fn of_all(sequence: u32) -> Self {
+        let out = ferrite_netlink::Messages::new(sequence);
+        Self { out, family: 0, table: String::new(), generation: None }
+    }
+
+    pub fn into_all(self) -> ferrite_netlink::Messages {
+        self.out
+    }
+
+    pub fn all(&self) -> &ferrite_netlink::Messages {
+        &self.out
     }
 
     pub fn ip_family(&self) -> IpFamily {
-        if self.family == 2 { IpFamily::V4 } else { IpFamily::V6 }
-    }
-
-    /// The number of the next message.
-    pub fn next_sequence(&self) -> u32 {
-        self.sequence
+        if self.family == TableFamily::Ipv6.number() { IpFamily::V6 } else { IpFamily::V4 }
     }
 
     fn raw(&mut self, kind: u16, flags: u16, family: u8, resource: u16, body: impl FnOnce(&mut Self)) {
@@ -77,23 +73,14 @@ impl Messages {
     }
 
     fn start(&mut self, kind: u16, flags: u16, family: u8, resource: u16) {
-        let start = self.bytes.len();
-        self.last_start = start;
-        self.bytes.extend_from_slice(&0_u32.to_ne_bytes());
-        self.bytes.extend_from_slice(&kind.to_ne_bytes());
-        self.bytes.extend_from_slice(&flags.to_ne_bytes());
-        self.bytes.extend_from_slice(&self.sequence.to_ne_bytes());
-        self.bytes.extend_from_slice(&0_u32.to_ne_bytes());
-        self.bytes.extend_from_slice(&[family, 0]);
-        self.bytes.extend_from_slice(&resource.to_be_bytes());
-        self.sequence = self.sequence.wrapping_add(1);
+        self.out.start(kind, flags);
+        let [high, low] = resource.to_be_bytes();
+        self.out.push(&[family, 0, high, low]);
     }
 
     /// Ends the message that was started last.
     fn finish(&mut self) {
-        let start = self.last_start;
-        let len = u32::try_from(self.bytes.len() - start).unwrap_or(u32::MAX);
-        self.bytes[start..start + 4].copy_from_slice(&len.to_ne_bytes());
+        self.out.finish();
     }
 
     pub fn message(&mut self, kind: u8, flags: u16, body: impl FnOnce(&mut Self)) {
@@ -116,10 +103,7 @@ impl Messages {
 
     /// Asks the kernel to answer the last message, which it does after the commit.
     pub fn acknowledge_last(&mut self) {
-        let flags = self.last_start + 6;
-        if let Some(bytes) = self.bytes.get_mut(flags..flags + 2) {
-            bytes.copy_from_slice(&(u16::from_ne_bytes([bytes[0], bytes[1]]) | ACK).to_ne_bytes());
-        }
+        self.out.add_flags(ACK);
     }
 
     pub fn get_generation(&mut self) {
@@ -131,29 +115,19 @@ impl Messages {
     }
 
     fn open(&mut self, kind: u16) -> Open {
-        let start = self.bytes.len();
-        self.bytes.extend_from_slice(&0_u16.to_ne_bytes());
-        self.bytes.extend_from_slice(&kind.to_ne_bytes());
-        Open(start)
+        self.out.open(kind)
     }
 
     fn close(&mut self, open: &Open) {
-        let len = u16::try_from(self.bytes.len() - open.0).unwrap_or(u16::MAX);
-        self.bytes[open.0..open.0 + 2].copy_from_slice(&len.to_ne_bytes());
-        self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
+        self.out.close(open);
     }
 
     pub fn attribute(&mut self, kind: u16, data: &[u8]) {
-        let open = self.open(kind);
-        self.bytes.extend_from_slice(data);
-        self.close(&open);
+        self.out.attribute(kind, data);
     }
 
     pub fn text(&mut self, kind: u16, text: &str) {
-        let open = self.open(kind);
-        self.bytes.extend_from_slice(text.as_bytes());
-        self.bytes.push(0);
-        self.close(&open);
+        self.out.text(kind, text);
     }
 
     /// A comment as `nft` stores it: type, length, text with a zero.
@@ -164,9 +138,9 @@ impl Messages {
         }
         let len = u8::try_from(end + 1).unwrap_or(u8::MAX);
         let open = self.open(kind);
-        self.bytes.extend_from_slice(&[0, len]);
-        self.bytes.extend_from_slice(&text.as_bytes()[..end]);
-        self.bytes.push(0);
+        self.out.push(&[0, len]);
+        self.out.push(text.get(..end).unwrap_or_default().as_bytes());
+        self.out.push(&[0]);
         self.close(&open);
     }
 
@@ -198,7 +172,9 @@ impl Messages {
     fn table(&mut self, flags: u16, purpose: &str) {
         self.message(NEW_TABLE, flags, |m| {
             m.table_name();
-            m.comment(6, purpose);
+            if !purpose.is_empty() {
+                m.comment(6, purpose);
+            }
         });
     }
 
@@ -266,13 +242,32 @@ impl Messages {
             m.table_name();
             m.text(3, &chain.name);
             if let Some((kind, hook, priority)) = chain.hook {
-                m.nest(4, |m| {
-                    m.number(1, hook_number(hook));
-                    m.attribute(2, &priority.to_be_bytes());
-                });
-                m.text(7, if kind == ChainType::Nat { "nat" } else { "filter" });
+                m.hook(&BaseChain { kind, hook, priority, drops: None, link: None });
             }
         });
+    }
+
+    /// A chain that is called by a hook.
+    pub fn base_chain(&mut self, name: &str, chain: &BaseChain<'_>) {
+        self.message(NEW_CHAIN, CREATE, |m| {
+            m.table_name();
+            m.text(3, name);
+            m.hook(chain);
+        });
+    }
+
+    fn hook(&mut self, chain: &BaseChain<'_>) {
+        self.nest(4, |m| {
+            m.number(1, hook_number(chain.hook));
+            m.attribute(2, &chain.priority.to_be_bytes());
+            if let Some(link) = chain.link {
+                m.text(3, link);
+            }
+        });
+        if let Some(drops) = chain.drops {
+            self.number(5, u32::from(!drops));
+        }
+        self.text(7, if chain.kind == ChainType::Nat { "nat" } else { "filter" });
     }
 
     pub fn delete_chain(&mut self, name: &str) {
@@ -282,11 +277,34 @@ impl Messages {
         });
     }
 
-    pub fn new_rule<S: SetId>(&mut self, chain: &str, rule: &Rule<S>) {
+    pub fn new_rule<S: SetId>(&mut self, chain: &str, rule: &[Expr<S>], comment: Option<&str>) {
         self.message(NEW_RULE, CREATE | APPEND, |m| {
             m.table_name();
             m.text(2, chain);
             m.nest(4, |m| rule.iter().for_each(|expr| m.expression(expr)));
+            if let Some(comment) = comment {
+                m.comment(7, comment);
+            }
+        });
+    }
+
+    /// Deletes one rule of a chain, or all.
+    pub fn delete_rules(&mut self, chain: &str, handle: Option<u64>) {
+        self.message(DEL_RULE, 0, |m| {
+            m.table_name();
+            m.text(2, chain);
+            if let Some(handle) = handle {
+                m.attribute(3, &handle.to_be_bytes());
+            }
+        });
+    }
+
+    /// Lists objects of the family; all families' if it is none. `table` limits it to the table.
+    pub fn list(&mut self, kind: u8, table: bool) {
+        self.message(kind, DUMP, |m| {
+            if table {
+                m.table_name();
+            }
         });
     }
 
@@ -320,10 +338,13 @@ impl Messages {
     }
 
     fn expression<S: SetId>(&mut self, expr: &Expr<S>) {
+        const META_ETHER_TYPE: u32 = 1;
         const META_MARK: u32 = 3;
         const META_INPUT_INTERFACE: u32 = 6;
         const META_OUTPUT_INTERFACE: u32 = 7;
+        const META_FAMILY: u32 = 15;
         const META_PROTOCOL: u32 = 16;
+        const LINK_HEADER: u32 = 0;
         const NETWORK_HEADER: u32 = 1;
         const TRANSPORT_HEADER: u32 = 2;
         const FIB_ADDRESS_TYPE: u32 = 3;
@@ -331,6 +352,8 @@ impl Messages {
         const FIB_DESTINATION: u32 = 2;
         const VERDICT_REGISTER: u32 = 0;
         const FULLY_RANDOM: u32 = 1 << 4;
+        const BYTES: u32 = 1;
+        const INVERTED: u32 = 1;
         let payload = |m: &mut Self, to, base, offset, len| {
             m.load("payload", to, |m| {
                 m.number(2, base);
@@ -351,6 +374,12 @@ impl Messages {
                 m.number(3, register(*from));
             }),
             Expr::LoadProtocol { to } => self.load("meta", *to, |m| m.number(2, META_PROTOCOL)),
+            Expr::LoadEtherType { to } => self.load("meta", *to, |m| m.number(2, META_ETHER_TYPE)),
+            Expr::LoadFamily { to } => self.load("meta", *to, |m| m.number(2, META_FAMILY)),
+            Expr::LoadLinkHeader { to, offset, len } => payload(self, *to, LINK_HEADER, *offset, *len),
+            Expr::LoadTransportHeader { to, offset, len } => {
+                payload(self, *to, TRANSPORT_HEADER, *offset, *len);
+            }
             Expr::LoadInputInterface { to } => self.load("meta", *to, |m| m.number(2, META_INPUT_INTERFACE)),
             Expr::LoadOutputInterface { to } => {
                 self.load("meta", *to, |m| m.number(2, META_OUTPUT_INTERFACE))
@@ -417,7 +446,18 @@ impl Messages {
                     m.number(5, register(*port));
                 });
             }
-            Expr::Masquerade => self.named("masq", |m| m.number(1, FULLY_RANDOM)),
+            Expr::Masquerade { random_ports } => self.named("masq", |m| {
+                if *random_ports {
+                    m.number(1, FULLY_RANDOM);
+                }
+            }),
+            Expr::Exceeds { bytes_per_second, burst } => self.named("limit", |m| {
+                m.attribute(1, &bytes_per_second.to_be_bytes());
+                m.attribute(2, &1_u64.to_be_bytes());
+                m.number(3, *burst);
+                m.number(4, BYTES);
+                m.number(5, INVERTED);
+            }),
             Expr::Reject => {
                 // Port unreachable, which a TCP client reports as refused.
                 let code = if self.ip_family() == IpFamily::V4 { 3 } else { 4 };
@@ -457,7 +497,7 @@ impl Messages {
     pub fn chains_and_elements<S: SetId>(&mut self, transaction: &Transaction<S>) {
         transaction.chains.iter().for_each(|chain| self.new_chain(chain));
         for chain in &transaction.chains {
-            chain.rules.iter().for_each(|rule| self.new_rule(&chain.name, rule));
+            chain.rules.iter().for_each(|rule| self.new_rule(&chain.name, rule, None));
         }
         self.elements(ElementChange::Add, &transaction.add);
     }
@@ -470,7 +510,7 @@ fn register(number: u8) -> u32 {
 
 fn hook_number(hook: Hook) -> u32 {
     match hook {
-        Hook::Prerouting => 0,
+        Hook::Ingress | Hook::Prerouting => 0,
         Hook::Input => 1,
         Hook::Forward => 2,
         Hook::Output => 3,

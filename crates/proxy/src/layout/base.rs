@@ -172,7 +172,7 @@ fn masquerading(config: &LayoutConfig) -> Vec<Rule> {
         Expr::LoadMark { to: 0 },
         Expr::Bitwise { from: 0, to: 0, mask: native(u32::MAX), xor: native(mark) },
         Expr::StoreMark { from: 0 },
-        Expr::Masquerade,
+        Expr::Masquerade { random_ports: true },
     ];
     let hairpin = was_destination_natted().into_iter().chain([
         load_source(family, 0),
@@ -180,7 +180,7 @@ fn masquerading(config: &LayoutConfig) -> Vec<Rule> {
         Expr::LoadProtocol { to: 2 * words },
         Expr::LoadDestinationPort { to: 2 * words + 1 },
         Expr::InSet { set: SetName::HairpinConnections, key: 0, inverted: false },
-        Expr::Masquerade,
+        Expr::Masquerade { random_ports: true },
     ]);
     let mut rules = vec![marked, hairpin.collect()];
     if let Some(range) = config.untracked_bridge.filter(|range| range.family() == family) {
@@ -189,7 +189,13 @@ fn masquerading(config: &LayoutConfig) -> Vec<Rule> {
             range,
             true,
         ));
-        rules.push(was_destination_natted().into_iter().chain(both).chain([Expr::Masquerade]).collect());
+        rules.push(
+            was_destination_natted()
+                .into_iter()
+                .chain(both)
+                .chain([Expr::Masquerade { random_ports: true }])
+                .collect(),
+        );
     }
     rules
 }

@@ -8,20 +8,15 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use ferrite_netlink::{Address, Route, VethLink};
 use ferrite_network::testing::TestNs;
 use ferrite_network::{Bridge, BridgeConfig, PodNetwork, PodRef};
-use ferrite_nft::{Change, Monitor, OwnGenerations, Table};
+use ferrite_nft::{Change, Monitor, OwnGenerations, Table, TableFamily};
 use ferrite_proxy::layout::{LayoutConfig, LocalTraffic, NodePortAddresses};
 use ferrite_proxy::model::{IpFamily, NodeFacts};
 use ferrite_proxy::sync::{FamilyProxy, ServedPort, Synced, served_ports};
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use nlink::netlink::addr::{Ipv4Address, Ipv6Address};
-use nlink::netlink::link::VethLink;
-use nlink::netlink::namespace::Netns;
-use nlink::netlink::nftables::Family;
-use nlink::netlink::route::{Ipv4Route, Ipv6Route};
-use nlink::netlink::{Connection, Nftables};
 use serde_json::{Value, json};
 
 pub const TABLE: &str = "kube-proxy-test";
@@ -177,17 +172,18 @@ impl World {
         })
         .await;
         // The network has no addresses of IPv6 for pods, and lets none out; these pods get theirs by hand.
-        world.nft().del_table("ferrite-senders-ferrite0", Family::Netdev).await.unwrap();
+        world.node.ruleset().delete_table(TableFamily::Netdev, "ferrite-senders-ferrite0").unwrap();
         world.node.run(|| std::fs::write("/proc/sys/net/ipv6/conf/all/forwarding", "1").unwrap());
-        let gateway: Ipv6Addr = "fd44::1".parse().unwrap();
-        world.node.route().add_address(Ipv6Address::new("ferrite0", gateway, 64).nodad()).await.unwrap();
-        let route = Ipv6Route::new("fd96::".parse().unwrap(), 112).dev("ferrite0");
+        let gateway: IpAddr = "fd44::1".parse().unwrap();
+        let address = Address::new("ferrite0", gateway, 64).without_duplicate_detection();
+        world.node.route().add_address(address).await.unwrap();
+        let route = Route::new("fd96::".parse().unwrap(), 112).dev("ferrite0");
         world.node.route().add_route(route).await.unwrap();
         for (index, (ns, ip)) in world.pods.iter_mut().enumerate() {
-            let address: Ipv6Addr = format!("fd44::{:x}", index + 2).parse().unwrap();
-            ns.route().add_address(Ipv6Address::new("eth0", address, 64).nodad()).await.unwrap();
-            ns.route().add_route(Ipv6Route::default_route().gateway(gateway).dev("eth0")).await.unwrap();
-            *ip = address.into();
+            *ip = format!("fd44::{:x}", index + 2).parse().unwrap();
+            let address = Address::new("eth0", *ip, 64).without_duplicate_detection();
+            ns.route().add_address(address).await.unwrap();
+            ns.route().add_route(Route::default_by(gateway).dev("eth0")).await.unwrap();
         }
         world.serve();
         world
@@ -358,16 +354,16 @@ impl World {
     /// A machine on a segment that the node has an address on.
     pub async fn outside(&self) -> Outside {
         let ns = TestNs::new();
-        let inner = Netns::from_path(&ns.path).unwrap();
+        let inner = ns.netns();
         let node = self.node.route();
-        node.add_link(VethLink::new("uplink", "eth0").peer_netns_fd(&inner)).await.unwrap();
-        let address = |link: &str, octet: u8| Ipv4Address::new(link, [192, 0, 2, octet].into(), 24);
+        node.add_link(VethLink::new("uplink", "eth0").peer_netns(&inner)).await.unwrap();
+        let address = |link: &'static str, octet: u8| Address::new(link, [192, 0, 2, octet].into(), 24);
         node.add_address(address("uplink", 1)).await.unwrap();
         node.set_link_up("uplink").await.unwrap();
         let conn = ns.route();
         conn.add_address(address("eth0", 2)).await.unwrap();
         conn.set_link_up("eth0").await.unwrap();
-        let pods = Ipv4Route::new([10, 244, 0, 0].into(), 16).gateway([192, 0, 2, 1].into());
+        let pods = Route::new([10, 244, 0, 0].into(), 16).gateway([192, 0, 2, 1].into());
         conn.add_route(pods).await.unwrap();
         Outside(ns)
     }
@@ -381,20 +377,22 @@ impl World {
         tokio::time::timeout(DROPPED, changed).await.is_ok()
     }
 
-    fn nft(&self) -> Connection<Nftables> {
-        Connection::new_in(self.node.path.as_path()).unwrap()
+    pub fn foreign_table(&self, name: &str) {
+        let mut ruleset = self.node.ruleset();
+        let mut batch = ruleset.batch(TableFamily::Ipv4, name);
+        batch.add_table();
+        ruleset.commit(batch).unwrap();
     }
 
-    pub async fn foreign_table(&self, name: &str) {
-        self.nft().add_table(name, Family::Ip).await.unwrap();
+    pub fn flush_ruleset(&self) {
+        let mut ruleset = self.node.ruleset();
+        for table in ruleset.tables().unwrap() {
+            ruleset.delete_table(table.family, &table.name).unwrap();
+        }
     }
 
-    pub async fn flush_ruleset(&self) {
-        self.nft().flush_ruleset().await.unwrap();
-    }
-
-    pub async fn tables(&self) -> Vec<String> {
-        let tables = self.nft().list_tables().await.unwrap();
+    pub fn tables(&self) -> Vec<String> {
+        let tables = self.node.ruleset().tables().unwrap();
         tables.iter().map(|table| format!("{} {}", table.family, table.name)).collect()
     }
 }
@@ -418,13 +416,13 @@ impl Outside {
     pub async fn route_to_node(&self, range: &str) {
         let (network, prefix) = range.split_once('/').unwrap();
         let route =
-            Ipv4Route::new(network.parse().unwrap(), prefix.parse().unwrap()).gateway([192, 0, 2, 1].into());
+            Route::new(network.parse().unwrap(), prefix.parse().unwrap()).gateway([192, 0, 2, 1].into());
         self.0.route().add_route(route).await.unwrap();
     }
 
     pub async fn add_address(&self, address: &str) {
         let (address, prefix) = address.split_once('/').unwrap();
-        let address = Ipv4Address::new("eth0", address.parse().unwrap(), prefix.parse().unwrap());
+        let address = Address::new("eth0", address.parse().unwrap(), prefix.parse().unwrap());
         self.0.route().add_address(address).await.unwrap();
     }
 }

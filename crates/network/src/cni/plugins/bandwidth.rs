@@ -31,13 +31,12 @@ impl Plugin for Bandwidth {
         }
         if let Some(bits) = rate(call, "ingressRate")? {
             let link = links::find(&inside, call.interface()).await?;
-            let peer = link.and_then(|link| link.link());
+            let peer = link.and_then(|link| link.peer);
             let all = outside.get_links().await.map_err(Failure::of("list links"))?;
-            let name = all.iter().find(|link| Some(link.ifindex()) == peer).and_then(|link| link.name());
-            let Some(name) = name else {
+            let Some(host_end) = all.iter().find(|link| Some(link.index) == peer) else {
                 return Err(Failure::new(code::OTHER, "the node's end of the container's link is not there"));
             };
-            limit(&outside, name, bits).await.map_err(Failure::of("ingress rate"))?;
+            limit(&outside, &host_end.name, bits).await.map_err(Failure::of("ingress rate"))?;
         }
         Ok(previous.clone())
     }
@@ -51,9 +50,9 @@ impl Plugin for Bandwidth {
         if rate(call, "egressRate")?.is_none() {
             return Ok(());
         }
-        let queues = links::inside(call)?.get_qdiscs_by_name(call.interface()).await;
+        let queues = links::inside(call)?.get_queues(call.interface()).await;
         let queues = queues.map_err(Failure::of("list queues"))?;
-        match queues.iter().any(|queue| queue.kind() == Some("tbf")) {
+        match queues.iter().any(|queue| queue.kind == "tbf") {
             true => Ok(()),
             false => Err(Failure::new(code::OTHER, "the limit of egress traffic is gone")),
         }

@@ -1,7 +1,7 @@
 //! `bridge`: connects containers to a bridge of the node.
 
 use async_trait::async_trait;
-use nlink::netlink::link::{BridgeLink, BridgePortConfig};
+use ferrite_netlink::{BridgeLink, PortFlags};
 use serde_json::{Value, json};
 
 use super::{Call, Failure, IpConfig, Plugin, code, ip_json, ips, links};
@@ -39,7 +39,7 @@ async fn make_bridge(call: &Call, ips: &[IpConfig], mtu: Option<u32>) -> Result<
                 _ => {}
             }
         }
-        Some(link) if link.kind() == Some("bridge") => {}
+        Some(link) if link.is_kind("bridge") => {}
         Some(_) => return Err(Failure::new(code::OTHER, format!("link {name} exists and is no bridge"))),
     }
     if is_gateway(call) {
@@ -79,7 +79,7 @@ impl Plugin for Bridge {
 
     async fn del(&self, call: &Call) -> Result<(), Failure> {
         call.ipam("DEL").await?;
-        links::stop_masquerade(call).await?;
+        links::stop_masquerade(call)?;
         links::remove_pair(call).await
     }
 
@@ -102,10 +102,10 @@ async fn connect(call: &Call, given: &Value, mtu: Option<u32>) -> Result<Value, 
     make_bridge(call, &ips, mtu).await?;
     let (conn, bridge) = (links::outside()?, name(call)?);
     let host_end = links::make_pair(call, mtu).await?;
-    conn.set_link_master(host_end.as_str(), bridge).await.map_err(Failure::of("bridge port"))?;
+    conn.set_link_master(&host_end, bridge).await.map_err(Failure::of("bridge port"))?;
     let flags =
-        BridgePortConfig::new().hairpin(call.flag("hairpinMode")).isolated(call.flag("portIsolation"));
-    conn.set_bridge_port(host_end.as_str(), flags).await.map_err(Failure::of("bridge port"))?;
+        PortFlags { hairpin: Some(call.flag("hairpinMode")), isolated: Some(call.flag("portIsolation")) };
+    conn.set_bridge_port(&host_end, flags).await.map_err(Failure::of("bridge port"))?;
     links::configure(call, &ips, given).await?;
     if call.flag("isDefaultGateway") {
         for ip in &ips {
@@ -120,7 +120,7 @@ async fn connect(call: &Call, given: &Value, mtu: Option<u32>) -> Result<Value, 
         links::forward(&ips)?;
     }
     if call.flag("ipMasq") {
-        links::masquerade(call, &ips).await?;
+        links::masquerade(call, &ips)?;
     }
     let ips: Vec<Value> = ips.iter().map(|ip| ip_json(ip, Some(2), &call.version)).collect();
     Ok(json!({

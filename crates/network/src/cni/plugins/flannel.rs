@@ -17,8 +17,10 @@ const DATA_DIR: &str = "/var/lib/cni/flannel";
 /// The lease of the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Lease {
-    network: Option<String>,
-    subnet: String,
+    /// The ranges of the whole cluster.
+    networks: Vec<String>,
+    /// The node's range of each family that the daemon serves, at least one.
+    subnets: Vec<String>,
     mtu: Option<u64>,
     masquerade: bool,
 }
@@ -27,10 +29,21 @@ impl Lease {
     /// Lines such as `FLANNEL_SUBNET=10.244.1.1/24`.
     fn parse(text: &str) -> Option<Self> {
         let get = |key: &str| text.lines().find_map(|line| line.trim().strip_prefix(key)?.strip_prefix('='));
-        let subnet: ferrite_nft::Cidr = get("FLANNEL_SUBNET")?.parse().ok()?;
+        let present = |key: &str| get(key).filter(|value| !value.is_empty());
+        let mut subnets = Vec::new();
+        for subnet in ["FLANNEL_SUBNET", "FLANNEL_IPV6_SUBNET"].into_iter().filter_map(present) {
+            subnets.push(subnet.parse::<ferrite_nft::Cidr>().ok()?.to_string());
+        }
+        if subnets.is_empty() {
+            return None;
+        }
+        let networks = ["FLANNEL_NETWORK", "FLANNEL_IPV6_NETWORK"].into_iter().filter_map(present);
         Some(Self {
-            network: get("FLANNEL_NETWORK").map(str::to_owned).filter(|range| !range.is_empty()),
-            subnet: subnet.to_string(),
+            networks: networks
+                .flat_map(|ranges| ranges.split(','))
+                .map(|range| range.trim().to_owned())
+                .collect(),
+            subnets,
             mtu: get("FLANNEL_MTU").and_then(|text| text.parse().ok()),
             masquerade: get("FLANNEL_IPMASQ") == Some("true"),
         })
@@ -65,10 +78,10 @@ fn delegate(call: &Call, lease: &Lease) -> Result<Map<String, Value>, Failure> {
         _ => Map::new(),
     };
     ipam.entry("type").or_insert_with(|| "host-local".into());
-    ipam.insert("ranges".into(), json!([[{"subnet": lease.subnet}]]));
-    let routes = ipam.entry("routes").or_insert_with(|| json!([]));
-    if let (Some(network), Some(routes)) = (&lease.network, routes.as_array_mut()) {
-        routes.push(json!({"dst": network}));
+    let ranges: Vec<Value> = lease.subnets.iter().map(|subnet| json!([{"subnet": subnet}])).collect();
+    ipam.insert("ranges".into(), ranges.into());
+    if let Some(routes) = ipam.entry("routes").or_insert_with(|| json!([])).as_array_mut() {
+        routes.extend(lease.networks.iter().map(|network| json!({"dst": network})));
     }
     config.insert("ipam".into(), ipam.into());
     Ok(config)
@@ -103,7 +116,10 @@ impl Plugin for Flannel {
             Failure::new(code::TRY_AGAIN, format!("this node has no subnet: {file}: {error}"))
         })?;
         let lease = Lease::parse(&text).ok_or_else(|| {
-            Failure::new(code::TRY_AGAIN, format!("{file} has no FLANNEL_SUBNET such as 10.244.1.1/24"))
+            Failure::new(
+                code::TRY_AGAIN,
+                format!("{file} has no FLANNEL_SUBNET such as 10.244.1.1/24 and no FLANNEL_IPV6_SUBNET"),
+            )
         })?;
         let config = delegate(call, &lease)?;
         let path = remembered(call);
@@ -135,15 +151,33 @@ mod tests {
 
     #[test]
     fn leases() {
-        let text = "FLANNEL_NETWORK=10.244.0.0/16\nFLANNEL_SUBNET=10.244.1.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n";
+        let v4 = "FLANNEL_NETWORK=10.244.0.0/16\nFLANNEL_SUBNET=10.244.1.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n";
+        let v6 = "FLANNEL_IPV6_NETWORK=fd00:244::/56\nFLANNEL_IPV6_SUBNET=fd00:244:0:1::1/64\n";
         let lease = Lease {
-            network: Some("10.244.0.0/16".into()),
-            subnet: "10.244.1.0/24".into(),
+            networks: vec!["10.244.0.0/16".into()],
+            subnets: vec!["10.244.1.0/24".into()],
             mtu: Some(1450),
             masquerade: true,
         };
-        assert_eq!(Lease::parse(text), Some(lease));
-        for bad in ["", "FLANNEL_SUBNET=", "FLANNEL_SUBNET=x/24", "FLANNEL_SUBNETS=10.0.0.0/8"] {
+        assert_eq!(Lease::parse(v4).as_ref(), Some(&lease));
+        let both = Lease {
+            networks: vec!["10.244.0.0/16".into(), "fd00:244::/56".into()],
+            subnets: vec!["10.244.1.0/24".into(), "fd00:244:0:1::/64".into()],
+            ..lease
+        };
+        assert_eq!(Lease::parse(&format!("{v4}{v6}")), Some(both));
+        let six = Lease::parse(&format!("FLANNEL_SUBNET=\n{v6}")).unwrap();
+        assert_eq!((six.subnets, six.masquerade), (vec!["fd00:244:0:1::/64".to_owned()], false));
+        let several =
+            Lease::parse("FLANNEL_NETWORK=10.0.0.0/16,10.1.0.0/16\nFLANNEL_SUBNET=10.0.1.1/24\n").unwrap();
+        assert_eq!(several.networks, ["10.0.0.0/16", "10.1.0.0/16"]);
+        for bad in [
+            "",
+            "FLANNEL_SUBNET=",
+            "FLANNEL_SUBNET=x/24",
+            "FLANNEL_SUBNETS=10.0.0.0/8",
+            "FLANNEL_IPV6_SUBNET=fd00::/129",
+        ] {
             assert_eq!(Lease::parse(bad), None, "{bad}");
         }
     }

@@ -2,35 +2,32 @@
 
 use std::net::IpAddr;
 
-use nlink::netlink::addr::{Ipv4Address, Ipv6Address};
-use nlink::netlink::link::VethLink;
-use nlink::netlink::messages::LinkMessage;
-use nlink::netlink::namespace::Netns;
-use nlink::netlink::nftables::{BaseChain, Chain, Family, NatHook, Priority, Rule};
-use nlink::netlink::route::{Ipv4Route, Ipv6Route};
-use nlink::netlink::{Connection, Nftables, Route};
+use ferrite_netlink::{Address, Connection, Link, Netns, Route, VethLink};
+use ferrite_nft::{
+    BaseChain, Cidr, Expr, IpFamily, NoSets, Ruleset, in_range, load_destination, load_source,
+};
 use serde_json::Value;
 
 use super::{Call, Failure, IpConfig, code};
 use crate::bridge::{hash_name, open_netns};
 
 /// The kernel in the container's namespace.
-pub(super) fn inside(call: &Call) -> Result<Connection<Route>, Failure> {
+pub(super) fn inside(call: &Call) -> Result<Connection, Failure> {
     let netns = open_netns(call.netns()).map_err(|error| {
         Failure::new(
             code::UNKNOWN_CONTAINER,
             format!("failed to open netns {}: {error}", call.netns().display()),
         )
     })?;
-    Connection::<Route>::new_in(&netns).map_err(Failure::of("netlink socket in the namespace"))
+    Connection::new_in(&netns).map_err(Failure::of("netlink socket in the namespace"))
 }
 
 /// The kernel where the plugin runs.
-pub(super) fn outside() -> Result<Connection<Route>, Failure> {
-    Connection::<Route>::new().map_err(Failure::of("netlink socket"))
+pub(super) fn outside() -> Result<Connection, Failure> {
+    Connection::new().map_err(Failure::of("netlink socket"))
 }
 
-pub(super) async fn find(conn: &Connection<Route>, name: &str) -> Result<Option<LinkMessage>, Failure> {
+pub(super) async fn find(conn: &Connection, name: &str) -> Result<Option<Link>, Failure> {
     conn.get_link_by_name(name).await.map_err(Failure::of(format!("look up link {name}")))
 }
 
@@ -48,14 +45,14 @@ pub(super) async fn make_pair(call: &Call, mtu: Option<u32>) -> Result<String, F
     let host_end = host_end(call);
     let conn = outside()?;
     // An attempt that failed half-way left it.
-    conn.del_link_if_exists(host_end.as_str()).await.map_err(Failure::of("remove an old link"))?;
+    conn.del_link_if_exists(&host_end).await.map_err(Failure::of("remove an old link"))?;
     let netns = open_netns(call.netns()).map_err(Failure::of("namespace"))?;
-    let mut pair = VethLink::new(&host_end, name).peer_netns_fd(&netns);
+    let mut pair = VethLink::new(&host_end, name).peer_netns(&netns);
     if let Some(mtu) = mtu {
-        pair = pair.mtu(mtu).peer_mtu(mtu);
+        pair = pair.mtu(mtu);
     }
     conn.add_link(pair).await.map_err(Failure::of(format!("make the pair {host_end}")))?;
-    conn.set_link_up(host_end.as_str()).await.map_err(Failure::of(host_end.clone()))?;
+    conn.set_link_up(&host_end).await.map_err(Failure::of(host_end.clone()))?;
     Ok(host_end)
 }
 
@@ -64,48 +61,38 @@ pub(super) async fn remove_pair(call: &Call) -> Result<(), Failure> {
     if let Ok(conn) = inside(call) {
         conn.del_link_if_exists(call.interface()).await.map_err(Failure::of("remove the interface"))?;
     }
-    outside()?
-        .del_link_if_exists(host_end(call).as_str())
-        .await
-        .map(drop)
-        .map_err(Failure::of("remove the pair"))
+    outside()?.del_link_if_exists(&host_end(call)).await.map(drop).map_err(Failure::of("remove the pair"))
 }
 
 pub(super) async fn add_address(
-    conn: &Connection<Route>,
+    conn: &Connection,
     link: &str,
     address: IpAddr,
     prefix: u8,
 ) -> Result<(), Failure> {
-    let added = match address {
-        IpAddr::V4(v4) => conn.replace_address(Ipv4Address::new(link, v4, prefix)).await,
-        // IPAM gives an address once; looking for duplicates would make the container wait for it.
-        IpAddr::V6(v6) => conn.replace_address(Ipv6Address::new(link, v6, prefix).nodad()).await,
-    };
+    let given = Address::new(link, address, prefix);
+    // IPAM gives an address once; looking for duplicates would make the container wait for it.
+    let given = if address.is_ipv6() { given.without_duplicate_detection() } else { given };
+    let added = conn.replace_address(given).await;
     added.map_err(Failure::of(format!("address {address}/{prefix} of {link}")))
 }
 
 /// A route by a link, through a gateway if there is one.
 pub(super) async fn add_route(
-    conn: &Connection<Route>,
+    conn: &Connection,
     link: &str,
     (destination, prefix): (IpAddr, u8),
     gateway: Option<IpAddr>,
 ) -> Result<(), Failure> {
-    let added = match (destination, gateway) {
-        (IpAddr::V4(to), Some(IpAddr::V4(gateway))) => {
-            conn.replace_route(Ipv4Route::new(to, prefix).gateway(gateway).dev(link)).await
+    let route = Route::new(destination, prefix).dev(link);
+    let route = match gateway {
+        Some(gateway) if gateway.is_ipv4() != destination.is_ipv4() => {
+            return Err(Failure::config("a route and its gateway are of different families"));
         }
-        (IpAddr::V4(to), None) => {
-            let scope = nlink::netlink::types::route::RouteScope::Link;
-            conn.replace_route(Ipv4Route::new(to, prefix).dev(link).scope(scope)).await
-        }
-        (IpAddr::V6(to), Some(IpAddr::V6(gateway))) => {
-            conn.replace_route(Ipv6Route::new(to, prefix).gateway(gateway).dev(link)).await
-        }
-        (IpAddr::V6(to), None) => conn.replace_route(Ipv6Route::new(to, prefix).dev(link)).await,
-        _ => return Err(Failure::config("a route and its gateway are of different families")),
+        Some(gateway) => route.gateway(gateway),
+        None => route,
     };
+    let added = conn.replace_route(route).await;
     added.map_err(Failure::of(format!("route to {destination}/{prefix} by {link}")))
 }
 
@@ -120,8 +107,19 @@ pub(super) fn routes(result: &Value) -> Vec<((IpAddr, u8), Option<IpAddr>)> {
     list.into_iter().flatten().filter_map(parse).collect()
 }
 
+/// Runtimes may turn IPv6 off in a namespace; an interface that gets an address of it must have it on.
+pub(super) fn enable_ipv6(call: &Call, ips: &[IpConfig]) -> Result<(), Failure> {
+    if ips.iter().all(|ip| ip.address.is_ipv4()) {
+        return Ok(());
+    }
+    let netns = open_netns(call.netns()).map_err(Failure::of("namespace"))?;
+    let name = format!("net.ipv6.conf.{}.disable_ipv6", call.interface());
+    netns.sysctl().set(&name, "0").map_err(Failure::of(format!("set {name}")))
+}
+
 /// Gives the container's interface its addresses and routes.
 pub(super) async fn configure(call: &Call, ips: &[IpConfig], result: &Value) -> Result<(), Failure> {
+    enable_ipv6(call, ips)?;
     let (conn, link) = (inside(call)?, call.interface());
     for ip in ips {
         add_address(&conn, link, ip.address, ip.prefix).await?;
@@ -141,8 +139,8 @@ pub(super) async fn check(call: &Call) -> Result<(), Failure> {
     let missing = |what: String| Failure::new(code::OTHER, what);
     let link = find(&conn, name).await?.ok_or_else(|| missing(format!("interface {name} is gone")))?;
     let addresses = conn.get_addresses().await.map_err(Failure::of("list addresses"))?;
-    let own = addresses.iter().filter(|known| known.ifindex() == link.ifindex());
-    let own: Vec<IpAddr> = own.filter_map(|known| known.primary_address().copied()).collect();
+    let own: Vec<IpAddr> =
+        addresses.iter().filter(|known| known.link == link.index).map(|known| known.address).collect();
     let wanted = call.previous().map(super::ips).unwrap_or_default();
     match wanted.iter().find(|ip| !own.contains(&ip.address)) {
         Some(ip) => Err(missing(format!("address {} of {name} is gone", ip.address))),
@@ -169,40 +167,41 @@ fn masquerade_table(call: &Call) -> String {
 }
 
 /// Packets of the container that leave its subnet have the node's address.
-pub(super) async fn masquerade(call: &Call, ips: &[IpConfig]) -> Result<(), Failure> {
+pub(super) fn masquerade(call: &Call, ips: &[IpConfig]) -> Result<(), Failure> {
+    const CHAIN: &str = "postrouting";
     let name = masquerade_table(call);
     let fail = || Failure::of(format!("nftables table {name}"));
-    let conn = Connection::<Nftables>::new().map_err(fail())?;
-    for (family, v6) in [(Family::Ip, false), (Family::Ip6, true)] {
-        let chain = Chain::new(name.as_str(), "postrouting")
-            .map_err(fail())?
-            .family(family)
-            .base(BaseChain::nat(NatHook::Postrouting, Priority::SrcNat));
-        conn.del_table_if_exists(name.as_str(), family).await.map_err(fail())?;
-        let of_family = |ip: &&IpConfig| ip.address.is_ipv6() == v6;
-        if !ips.iter().any(|ip| of_family(&ip)) {
+    let mut ruleset = Ruleset::open(None).map_err(fail())?;
+    for family in IpFamily::BOTH {
+        let own: Vec<_> = ips.iter().filter(|ip| IpFamily::of(ip.address) == family).collect();
+        if own.is_empty() {
+            ruleset.delete_table(family.into(), &name).map_err(fail())?;
             continue;
         }
-        let mut transaction = conn.transaction().add_table(&name, family).add_chain(chain);
-        for ip in ips.iter().filter(of_family) {
-            let rule = Rule::new(&name, "postrouting")
-                .family(family)
-                .match_saddr(ip.address, if v6 { 128 } else { 32 })
-                .match_daddr_not(ip.address, ip.prefix)
-                .masquerade();
-            transaction = transaction.add_rule(rule);
+        let mut batch = ruleset.batch(family.into(), &name);
+        batch.replace_table();
+        batch.add_chain(CHAIN, &BaseChain::source_nat());
+        for ip in own {
+            let Some(subnet) = Cidr::new(ip.address, ip.prefix) else {
+                return Err(Failure::config(format!("{}/{} is no address", ip.address, ip.prefix)));
+            };
+            let mut rule: Vec<Expr<NoSets>> = Vec::new();
+            rule.extend(in_range(load_source(family, 0), Cidr::single(ip.address), true));
+            rule.extend(in_range(load_destination(family, 0), subnet, false));
+            rule.push(Expr::Masquerade { random_ports: false });
+            batch.add_rule(CHAIN, &rule);
         }
-        transaction.commit(&conn).await.map_err(fail())?;
+        ruleset.commit(batch).map_err(fail())?;
     }
     Ok(())
 }
 
-pub(super) async fn stop_masquerade(call: &Call) -> Result<(), Failure> {
+pub(super) fn stop_masquerade(call: &Call) -> Result<(), Failure> {
     // A kernel without nftables has no such rules.
-    let Ok(conn) = Connection::<Nftables>::new() else { return Ok(()) };
+    let Ok(mut ruleset) = Ruleset::open(None) else { return Ok(()) };
     let name = masquerade_table(call);
-    for family in [Family::Ip, Family::Ip6] {
-        conn.del_table_if_exists(name.as_str(), family).await.map_err(Failure::of(name.clone()))?;
+    for family in IpFamily::BOTH {
+        ruleset.delete_table(family.into(), &name).map_err(Failure::of(name.clone()))?;
     }
     Ok(())
 }

@@ -32,7 +32,7 @@ impl Plugin for Loopback {
 
     async fn check(&self, call: &Call) -> Result<(), Failure> {
         let link = links::find(&links::inside(call)?, "lo").await?;
-        match link.is_some_and(|link| link.is_up()) {
+        match link.is_some_and(|link| link.is_up) {
             true => Ok(()),
             false => Err(Failure::new(code::OTHER, "loopback interface is down")),
         }

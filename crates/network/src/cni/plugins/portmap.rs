@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use async_trait::async_trait;
+use ferrite_netlink::Netns;
 use ferrite_nft::{IpFamily, OwnGenerations, Table};
-use nlink::netlink::namespace::Netns;
 use serde_json::Value;
 
 use super::{Call, Failure, Plugin, code, ips};
@@ -90,11 +90,8 @@ impl Plugin for PortMap {
                 published = true;
             }
         }
-        let host = Netns::current().map_err(Failure::of("this namespace"))?;
         match call.previous().and_then(addresses).filter(|_| published) {
-            Some(addresses) => {
-                forget_flows(&host, addresses).await.map_err(Failure::of("connection tracking"))
-            }
+            Some(addresses) => forget_flows(None, addresses).map_err(Failure::of("connection tracking")),
             None => Ok(()),
         }
     }

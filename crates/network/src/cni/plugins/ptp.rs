@@ -27,7 +27,7 @@ impl Plugin for PointToPoint {
 
     async fn del(&self, call: &Call) -> Result<(), Failure> {
         call.ipam("DEL").await?;
-        links::stop_masquerade(call).await?;
+        links::stop_masquerade(call)?;
         links::remove_pair(call).await
     }
 
@@ -48,6 +48,7 @@ async fn connect(call: &Call, given: &Value) -> Result<Value, Failure> {
     }
     let mtu = call.number("mtu").and_then(|mtu| u32::try_from(mtu).ok()).filter(|mtu| *mtu > 0);
     let host_end = links::make_pair(call, mtu).await?;
+    links::enable_ipv6(call, &ips)?;
     let (outside, inside) = (links::outside()?, links::inside(call)?);
     for ip in &ips {
         let gateway = ip.gateway.unwrap_or(ip.address);
@@ -72,7 +73,7 @@ async fn connect(call: &Call, given: &Value) -> Result<Value, Failure> {
     }
     links::forward(&ips)?;
     if call.flag("ipMasq") {
-        links::masquerade(call, &ips).await?;
+        links::masquerade(call, &ips)?;
     }
     let ips: Vec<Value> = ips.iter().map(|ip| ip_json(ip, Some(1), &call.version)).collect();
     Ok(json!({

@@ -19,7 +19,7 @@ pub enum ElementChange {
 impl Messages {
     /// Makes room for as many elements at once. Memory that is not written costs nothing.
     pub fn reserve_elements(&mut self, count: usize) {
-        self.bytes.reserve(count.saturating_mul(ELEMENT_BYTES));
+        self.out.reserve(count.saturating_mul(ELEMENT_BYTES));
     }
 
     /// Writes elements; neighbours of one set share messages.
@@ -87,7 +87,11 @@ impl<'a, S: SetId> ElementList<'a, S> {
             self.open = Some((set, self.messages.open(3 | NESTED)));
         }
         self.messages.nest(1, element);
-        if self.open.as_ref().is_some_and(|(_, list)| self.messages.bytes.len() - list.0 > ELEMENTS_BYTES) {
+        if self
+            .open
+            .as_ref()
+            .is_some_and(|(_, list)| self.messages.out.len() - list.position() > ELEMENTS_BYTES)
+        {
             self.end_message();
         }
     }
@@ -106,9 +110,9 @@ impl<'a, S: SetId> ElementList<'a, S> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::socket::{attribute, attributes, messages};
     use super::*;
-    use crate::{Bytes, Field, IpFamily, Key, SetShape};
+    use crate::{Bytes, Field, Key, SetShape, TableFamily};
+    use ferrite_netlink::{Attributes, messages};
 
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
     enum Set {
@@ -134,18 +138,18 @@ mod tests {
         };
         let elements: Vec<_> =
             (0..3000).map(|n| element(Set::A, n)).chain((0..10).map(|n| element(Set::B, n))).collect();
-        let mut all = Messages::new(IpFamily::V4, "t", 1);
+        let mut all = Messages::new(TableFamily::Ipv4, "t", 1);
         all.elements(ElementChange::Add, &elements);
         let mut seen = Vec::new();
         let mut lists = 0;
-        for message in messages(&all.bytes) {
-            let body = &message.body[4..];
-            let list = attribute(body, 3).unwrap();
+        for message in messages(all.out.bytes()) {
+            let body = message.attributes(4);
+            let list = body.get(3).unwrap();
             assert!(list.len() + 4 < 1 << 16, "{}", list.len());
             lists += 1;
-            for (_, element) in attributes(list) {
-                let key = attribute(attribute(element, 1).unwrap(), 1).unwrap();
-                seen.push((attribute(body, 2).unwrap().to_vec(), key.to_vec()));
+            for (_, element) in body.nested(3).unwrap().iter() {
+                let key = Attributes::new(element).nested(1).and_then(|key| key.get(1)).unwrap();
+                seen.push((body.get(2).unwrap().to_vec(), key.to_vec()));
             }
         }
         let want: Vec<_> = elements
@@ -153,7 +157,7 @@ mod tests {
             .map(|e| ([e.set.shape().name.as_bytes(), &[0]].concat(), e.key.first().to_vec()))
             .collect();
         assert_eq!(seen, want);
-        let bytes = all.bytes.len();
+        let bytes = all.out.len();
         assert!(lists <= bytes / ELEMENTS_BYTES + 2, "{lists} messages for {bytes} bytes");
     }
 }
