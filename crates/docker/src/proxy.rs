@@ -3,6 +3,7 @@
 //! The process that starts the container opens the ports before it runs. The proxy gets them as open
 //! descriptors. It ends on request, and with the container's supervisor.
 
+use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -22,6 +23,8 @@ const MAX_CONNECTIONS: usize = 4096;
 /// Senders of datagrams remembered; the one silent for longest is forgotten.
 const MAX_PEERS: usize = 1024;
 const PEER_PATIENCE: Duration = Duration::from_secs(90);
+/// Pause after a connection that could not be accepted.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// A port of the host that nobody else has any more.
 #[derive(Debug)]
@@ -108,7 +111,7 @@ pub fn main(arguments: &[String]) -> ExitCode {
             let (target, room) = (SocketAddr::new(address, port), Arc::clone(&room));
             match protocol {
                 Protocol::Tcp => tasks.spawn(serve_tcp(socket.into(), target, room)),
-                Protocol::Udp => tasks.spawn(serve_udp(socket.into(), target)),
+                Protocol::Udp => tasks.spawn(serve_udp(socket.into(), target, MAX_PEERS)),
             };
         }
         standalone::process_ended(supervisor).await;
@@ -143,7 +146,11 @@ async fn serve_tcp(listener: TcpListener, target: SocketAddr, room: Arc<Semaphor
         let Ok(permit) = Arc::clone(&room).acquire_owned().await else { return };
         tokio::select! {
             accepted = listener.accept() => {
-                let Ok((client, _)) = accepted else { continue };
+                let Ok((client, _)) = accepted else {
+                    // Out of descriptors, most likely: do not spin until clients have left.
+                    tokio::time::sleep(PAUSE).await;
+                    continue;
+                };
                 connections.spawn(async move {
                     pass(client, target).await;
                     drop(permit);
@@ -163,36 +170,61 @@ async fn pass(mut client: tokio::net::TcpStream, target: SocketAddr) {
     }
 }
 
+/// A sender of datagrams.
+struct Peer {
+    /// The socket towards the container.
+    socket: Arc<tokio::net::UdpSocket>,
+    /// Passes answers on.
+    answers: tokio::task::AbortHandle,
+    /// The number of its last datagram among all.
+    last: u64,
+}
+
+/// Forgets the sender that was silent for longest. Senders can be forged, and must not keep others out.
+fn forget_one(peers: &mut HashMap<SocketAddr, Peer>) {
+    let oldest = peers.iter().min_by_key(|(_, peer)| peer.last).map(|(sender, _)| *sender);
+    if let Some(peer) = oldest.and_then(|sender| peers.remove(&sender)) {
+        peer.answers.abort();
+    }
+}
+
 /// Every sender gets a socket of its own towards the container, so that answers find their way back.
-async fn serve_udp(socket: UdpSocket, target: SocketAddr) {
+async fn serve_udp(socket: UdpSocket, target: SocketAddr, most: usize) {
     let socket = socket.set_nonblocking(true).and_then(|()| tokio::net::UdpSocket::from_std(socket));
     let Ok(socket) = socket.map(Arc::new) else { return };
-    let mut peers: std::collections::HashMap<SocketAddr, Arc<tokio::net::UdpSocket>> = Default::default();
+    let mut peers: HashMap<SocketAddr, Peer> = HashMap::new();
     let mut answers = tokio::task::JoinSet::new();
     let mut buffer = vec![0; 65_536];
+    let mut number = 0;
     loop {
         tokio::select! {
             received = socket.recv_from(&mut buffer) => {
                 let Ok((count, sender)) = received else { continue };
-                let known = peers.get(&sender).cloned();
-                let peer = match known {
-                    Some(peer) => peer,
-                    None if peers.len() >= MAX_PEERS => continue,
-                    None => {
-                        let Ok(peer) = tokio::net::UdpSocket::bind("0.0.0.0:0").await else { continue };
-                        if peer.connect(target).await.is_err() {
-                            continue;
-                        }
-                        let peer = Arc::new(peer);
-                        peers.insert(sender, Arc::clone(&peer));
-                        answers.spawn(answer(Arc::clone(&peer), Arc::clone(&socket), sender));
-                        peer
+                number += 1;
+                if !peers.contains_key(&sender) {
+                    if peers.len() >= most {
+                        forget_one(&mut peers);
                     }
-                };
-                let _ = peer.send(&buffer[..count]).await;
+                    let Ok(own) = tokio::net::UdpSocket::bind("0.0.0.0:0").await else { continue };
+                    if own.connect(target).await.is_err() {
+                        continue;
+                    }
+                    let own = Arc::new(own);
+                    let task = answers.spawn(answer(Arc::clone(&own), Arc::clone(&socket), sender));
+                    peers.insert(sender, Peer { socket: own, answers: task, last: number });
+                }
+                if let Some(peer) = peers.get_mut(&sender) {
+                    peer.last = number;
+                    let _ = peer.socket.send(&buffer[..count]).await;
+                }
             }
-            Some(Ok(silent)) = answers.join_next(), if !answers.is_empty() => {
-                peers.remove(&silent);
+            // A task of a sender that was forgotten has nothing to report.
+            Some(ended) = answers.join_next(), if !answers.is_empty() => {
+                if let Ok(silent) = ended
+                    && peers.get(&silent).is_some_and(|peer| peer.answers.is_finished())
+                {
+                    peers.remove(&silent);
+                }
             }
         }
     }
@@ -210,4 +242,66 @@ async fn answer(
         }
     }
     sender
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BOUND: Duration = Duration::from_secs(20);
+
+    /// Sends a datagram and waits for its echo.
+    async fn ask(socket: &tokio::net::UdpSocket, at: SocketAddr, text: &[u8]) {
+        socket.send_to(text, at).await.unwrap();
+        let mut buffer = [0; 16];
+        let (count, _) =
+            tokio::time::timeout(BOUND, socket.recv_from(&mut buffer)).await.expect("an answer").unwrap();
+        assert_eq!(&buffer[..count], text);
+    }
+
+    #[tokio::test]
+    async fn senders_that_are_silent_make_room_for_others() {
+        let container = tokio::net::UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let target = container.local_addr().unwrap();
+        let echo = tokio::spawn(async move {
+            let mut buffer = [0; 16];
+            while let Ok((count, sender)) = container.recv_from(&mut buffer).await {
+                container.send_to(&buffer[..count], sender).await.unwrap();
+            }
+        });
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let at = socket.local_addr().unwrap();
+        let serving = tokio::spawn(serve_udp(socket, target, 2));
+        let mut senders = Vec::new();
+        for number in 0..5u8 {
+            let sender = tokio::net::UdpSocket::bind("127.0.0.1:0").await.unwrap();
+            ask(&sender, at, &[number]).await;
+            senders.push(sender);
+        }
+        // One that was forgotten begins anew.
+        ask(&senders[0], at, b"again").await;
+        serving.abort();
+        echo.abort();
+    }
+
+    #[test]
+    fn a_port_that_takes_no_connection_is_left_alone_for_a_while() {
+        use std::os::fd::FromRawFd;
+        let (done, ended) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let mut builder = tokio::runtime::Builder::new_current_thread();
+            let runtime = builder.enable_all().start_paused(true).build().unwrap();
+            runtime.block_on(async {
+                // A socket that does not listen answers every attempt with an error, as one without descriptors does.
+                // SAFETY: a new socket, which belongs to nobody else.
+                let fd = unsafe { OwnedFd::from_raw_fd(libc::socket(libc::AF_INET, libc::SOCK_STREAM, 0)) };
+                let target = SocketAddr::from(([127, 0, 0, 1], 9));
+                let serving = serve_tcp(fd.into(), target, Arc::new(Semaphore::new(1)));
+                // Paused time passes only while there is nothing to do.
+                let _ = tokio::time::timeout(PAUSE * 3, serving).await;
+            });
+            let _ = done.send(());
+        });
+        ended.recv_timeout(BOUND).expect("a pause between attempts");
+    }
 }

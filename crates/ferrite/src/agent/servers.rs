@@ -6,6 +6,7 @@
 
 use crate::apiserver::BoxError;
 use ferrite_client::{Api, Backoff, Change, Informer, ListSelector, Scope};
+use ferrite_component::Places;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -13,8 +14,9 @@ use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 /// A server that does not take a connection in this time is left for the next.
@@ -23,7 +25,8 @@ const CONNECT: Duration = Duration::from_secs(3);
 const PROBE: Duration = Duration::from_secs(5);
 /// Number of failed probes in a row after which the server counts as gone.
 const MISSED: u32 = 2;
-/// Connections at once: a node has a few clients with a few connections each.
+/// Connections of a port at once: a node has a few clients with a few connections each. Further ones take the place of the
+/// oldest of the peer that has most: pods reach the port of a cluster with several control planes.
 const CONNECTIONS: usize = 512;
 /// More servers than this are not kept.
 const MOST: usize = 64;
@@ -132,7 +135,7 @@ impl Servers {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let port = listener.local_addr()?.port();
         let servers = Self { given, ..Self::of(list, port, PROBE) };
-        scope.spawn(servers.clone().forward(listener, scope.clone()));
+        scope.spawn(servers.clone().forward(listener, Places::new(CONNECTIONS), scope.clone()));
         Ok(servers)
     }
 
@@ -149,7 +152,7 @@ impl Servers {
         };
         let servers = Self::of(ServerList(servers), port, probe);
         for listener in listeners {
-            scope.spawn(servers.clone().forward(listener, scope.clone()));
+            scope.spawn(servers.clone().forward(listener, Places::new(CONNECTIONS), scope.clone()));
         }
         Ok(servers)
     }
@@ -178,19 +181,18 @@ impl Servers {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn forward(self, listener: TcpListener, scope: Scope) {
-        let room = Arc::new(Semaphore::new(CONNECTIONS));
+    async fn forward(self, listener: TcpListener, places: Places, scope: Scope) {
         loop {
-            // The semaphore is never closed.
-            let Ok(permit) = Arc::clone(&room).acquire_owned().await else { return };
-            let Ok((client, _)) = listener.accept().await else {
+            let Ok((client, peer)) = listener.accept().await else {
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             };
-            let servers = self.clone();
+            let (servers, place) = (self.clone(), places.enter(peer.ip()));
             scope.spawn(async move {
-                servers.serve(client).await;
-                drop(permit);
+                tokio::select! {
+                    () = servers.serve(client) => {}
+                    () = place.evicted() => {}
+                }
             });
         }
     }
@@ -199,7 +201,7 @@ impl Servers {
         let Some((mut server, gone)) = self.connect().await else { return };
         let _ = (client.set_nodelay(true), server.set_nodelay(true));
         tokio::select! {
-            _ = tokio::io::copy_bidirectional(&mut client, &mut server) => {}
+            () = join(&mut client, &mut server) => {}
             () = gone.cancelled() => {}
         }
     }
@@ -291,6 +293,22 @@ fn keep(file: &Path, list: &[ServerAddress]) -> std::io::Result<()> {
     std::fs::rename(&temporary, file)
 }
 
+/// Passes bytes on until the server has closed the connection. A client that does not close its side then would keep its place
+/// for ever.
+async fn join(client: &mut TcpStream, server: &mut TcpStream) {
+    let ((mut from_client, mut to_client), (mut from_server, mut to_server)) =
+        (client.split(), server.split());
+    let asks = async {
+        let _ = tokio::io::copy(&mut from_client, &mut to_server).await;
+        let _ = to_server.shutdown().await;
+        std::future::pending::<()>().await;
+    };
+    tokio::select! {
+        _ = tokio::io::copy(&mut from_server, &mut to_client) => {}
+        () = asks => {}
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -367,6 +385,45 @@ mod tests {
         assert_eq!(client.read(&mut [0]).await.unwrap(), 0, "connections to a server that is left end");
         let _client = TcpStream::connect(("127.0.0.1", servers.port)).await.unwrap();
         two.accept().await.unwrap();
+        scope.shutdown().await;
+    }
+
+    #[tokio::test]
+    async fn idle_connections_keep_no_newcomer_out() {
+        use tokio::io::AsyncReadExt;
+        let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let server_address =
+            ServerAddress { host: "127.0.0.1".into(), port: server.local_addr().unwrap().port() };
+        let (scope, places) = (Scope::new(), Places::new(4));
+        let servers = Servers::of(ServerList(vec![server_address]), address.port(), PROBE);
+        scope.spawn(servers.forward(listener, places.clone(), scope.clone()));
+        let from = |host: u8| async move {
+            let socket = tokio::net::TcpSocket::new_v4().unwrap();
+            socket.bind((Ipv4Addr::new(127, 0, 0, host), 0).into()).unwrap();
+            socket.connect(address).await.unwrap()
+        };
+        let mut held = Vec::new();
+        for _ in 0..4 {
+            held.push((from(2).await, server.accept().await.unwrap().0));
+        }
+        let mut newcomer = from(3).await;
+        let (mut accepted, _) =
+            tokio::time::timeout(Duration::from_secs(20), server.accept()).await.expect("a place").unwrap();
+        accepted.write_all(b"x").await.unwrap();
+        assert_eq!(newcomer.read_u8().await.unwrap(), b'x');
+        assert_eq!(held[0].0.read(&mut [0]).await.unwrap_or(0), 0, "the oldest of the other peer has ended");
+        // A connection that the server has closed gives its place back, though the client keeps its side open.
+        let before = places.taken();
+        drop(accepted);
+        assert_eq!(newcomer.read(&mut [0]).await.unwrap(), 0);
+        let given_back = async {
+            while places.taken() >= before {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), given_back).await.expect("the place is free");
         scope.shutdown().await;
     }
 }

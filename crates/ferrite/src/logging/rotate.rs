@@ -1,5 +1,6 @@
 //! The log of a process in the background, in files of a limited size.
 
+use std::borrow::Cow;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -23,12 +24,35 @@ pub fn log_to(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Standard error, rotated when it is a file of ours.
+/// A message as one line. Names, errors and answers in it may be somebody else's: a line break in them would begin a message of
+/// their author's choice.
+fn one_line(message: &[u8]) -> Cow<'_, [u8]> {
+    let (text, end) = match message {
+        [text @ .., b'\n'] => (text, &b"\n"[..]),
+        text => (text, &b""[..]),
+    };
+    if !text.iter().any(|byte| matches!(byte, b'\n' | b'\r')) {
+        return Cow::Borrowed(message);
+    }
+    let mut line = Vec::with_capacity(message.len() + 16);
+    for byte in text {
+        match byte {
+            b'\n' => line.extend_from_slice(b"\\n"),
+            b'\r' => line.extend_from_slice(b"\\r"),
+            byte => line.push(*byte),
+        }
+    }
+    line.extend_from_slice(end);
+    Cow::Owned(line)
+}
+
+/// Standard error, rotated when it is a file of ours. Each write is one message.
 #[derive(Debug)]
 pub struct Writer;
 
 impl Write for Writer {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+    fn write(&mut self, message: &[u8]) -> io::Result<usize> {
+        let bytes = one_line(message);
         if let Some(log) = LOG.get() {
             let mut log = log.lock().unwrap_or_else(PoisonError::into_inner);
             if log.count(bytes.len()) {
@@ -38,7 +62,8 @@ impl Write for Writer {
                 }
             }
         }
-        io::stderr().write(bytes)
+        io::stderr().write_all(&bytes)?;
+        Ok(message.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -96,6 +121,49 @@ impl Rotated {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_message_is_one_line() {
+        for (message, line) in [
+            ("INFO a\n", "INFO a\n"),
+            ("INFO a", "INFO a"),
+            ("", ""),
+            ("\n", "\n"),
+            ("WARN error=x\n2026-01-01 INFO all is well\n", "WARN error=x\\n2026-01-01 INFO all is well\n"),
+            ("WARN error=x\r\ny", "WARN error=x\\r\\ny"),
+        ] {
+            assert_eq!(one_line(message.as_bytes()), line.as_bytes());
+        }
+    }
+
+    /// As the process logs: a subscriber hands a message over in one piece.
+    #[test]
+    fn nobody_begins_a_message_within_another() {
+        use std::sync::{Arc, Mutex};
+        #[derive(Clone, Default)]
+        struct Lines(Arc<Mutex<Vec<Vec<u8>>>>);
+        impl Write for Lines {
+            fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+                self.0.lock().unwrap().push(one_line(bytes).into_owned());
+                Ok(bytes.len())
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let lines = Lines::default();
+        let writer = lines.clone();
+        let subscriber =
+            tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+        tracing::subscriber::with_default(subscriber, || {
+            let answer = "no\nWARN forged";
+            tracing::warn!(error = %answer, "a registry refuses");
+        });
+        let lines = lines.0.lock().unwrap();
+        assert_eq!(lines.len(), 1);
+        let text = String::from_utf8_lossy(&lines[0]).into_owned();
+        assert!(text.ends_with("error=no\\nWARN forged\n") && text.lines().count() == 1, "{text}");
+    }
 
     #[test]
     fn old_files_are_kept_and_the_oldest_go() {
