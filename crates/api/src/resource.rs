@@ -50,12 +50,12 @@ pub struct Resource {
 }
 
 /// Deviations of the generic code for a resource, in upstream's words. Most resources have none.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Hooks {
     /// Where the store keeps the objects below `/registry/`; none for the plural name.
     pub storage_prefix: Option<&'static str>,
     /// The warning that every use of the resource brings.
-    pub deprecation: Option<&'static str>,
+    pub deprecation: Option<Cow<'static, str>>,
     /// Objects go by themselves after the time that the server keeps events.
     pub ttl: bool,
     /// The reservation that is made before an object is created or changed, and recorded with it.

@@ -519,6 +519,7 @@ fn unrecognised(bytes: &[u8], expected: &Gvk, why: &dyn std::fmt::Display) -> St
 fn no_yaml(bytes: &[u8], expected: &Gvk, why: &DecodeError) -> Status {
     match why {
         DecodeError::Yaml(why) => unrecognised(bytes, expected, &format!("yaml: {why}")),
+        DecodeError::NoJson(why) => unrecognised(bytes, expected, why),
         other => unreadable(bytes, expected, other),
     }
 }

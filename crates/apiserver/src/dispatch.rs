@@ -88,11 +88,17 @@ pub(crate) async fn handle(
     if let Some(part) = &target.subresource
         && (resource.subresource(part).is_none() || (part != "proxy" && !target.rest.is_empty()))
     {
-        if resource.custom.is_some() {
-            let name = target.name.as_deref().unwrap_or_default();
-            return Err((Status::not_found(&resource.group, &resource.plural, name), for_errors));
+        if resource.custom.is_none() {
+            return Err((Status::no_such_path(), for_errors));
         }
-        return Err((Status::no_such_path(), for_errors));
+        let name = target.name.as_deref().unwrap_or_default();
+        let missing = Status::not_found(&resource.group, &resource.plural, name);
+        let deprecation = resource.custom.as_ref().and_then(|custom| custom.version().deprecation.clone());
+        return match deprecation {
+            // As upstream: also the use of a part that a deprecated version does not have is warned of.
+            Some(warning) => Ok(verbs::refusal(&missing, for_errors, vec![warning])),
+            None => Err((missing, for_errors)),
+        };
     }
     let watchable = target.subresource.is_none() && resource.verbs.contains(&"watch");
     if (target.subresource.is_none() && !is_served(resource, target)) || (target.watch_prefix && !watchable) {
@@ -122,15 +128,16 @@ pub(crate) async fn handle(
             let has_table = has_table(resource, part);
             let found = negotiate::accept(&accept, |format, shape| match shape {
                 Shape::Table { .. } => has_table && format != Format::Protobuf,
-                // Objects of custom kinds have no protobuf form.
-                Shape::AsIs => {
-                    resource.custom.is_none() || part == Some("scale") || format != Format::Protobuf
-                }
+                // Objects of custom kinds have no protobuf form, nor have their scales.
+                Shape::AsIs => resource.custom.is_none() || format != Format::Protobuf,
                 shape => shape != Shape::AggregatedDiscovery,
             });
             match (found, verb) {
                 (Some(found), _) => found,
-                (None, Verb::Watch) => return Err(plain(Status::not_acceptable(negotiate::WATCHED))),
+                // As upstream: a shape that does not exist is refused before the watch is looked at.
+                (None, Verb::Watch) if negotiate::accept(&accept, |_, _| true).is_some() => {
+                    return Err(plain(Status::not_acceptable(negotiate::WATCHED)));
+                }
                 (None, _) => return Err(plain(Status::not_acceptable(negotiate::ACCEPTED))),
             }
         }

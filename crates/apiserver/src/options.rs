@@ -462,10 +462,10 @@ fn watch_errors(wanted: &str, send_initial_events: Option<bool>, continue_token:
         if wanted != "NotOlderThan" {
             errors.push(FieldError::not_supported(&path, wanted, &["NotOlderThan"]));
         }
-    }
-    if !continue_token.is_empty() {
-        let why = "resourceVersionMatch is forbidden when continue is provided";
-        errors.push(FieldError::forbidden(&path, why));
+        if !continue_token.is_empty() {
+            let why = "resourceVersionMatch is forbidden when continue is provided";
+            errors.push(FieldError::forbidden(&path, why));
+        }
     }
     errors
 }

@@ -238,6 +238,9 @@ async fn plain(
             Some(type_) => kind.patched(type_, &gvk, old, document)?,
             None => kind.patched_custom(&call.resource, old, document)?,
         };
+        if kind == Kind::Json && type_.is_some() {
+            decoded.strict.splice(0..0, repeated_keys(document, complaints, &decoded.value));
+        }
         decoded.strict.splice(0..0, complaints.iter().cloned());
         if strict && let Some(why) = decoded.strict_error() {
             return Err(match type_ {
@@ -351,6 +354,36 @@ fn check_operations(operations: &[Value], strict: &mut Vec<String>) -> Result<()
         *complaint = format!("json patch {complaint}");
     }
     Ok(())
+}
+
+/// Upstream's complaints about the patched object where an operation puts a value into it whose keys repeat. It keeps
+/// the value as text, and finds the repeated keys twice.
+fn repeated_keys(document: &Value, complaints: &[String], patched: &Value) -> Vec<String> {
+    let operations = document.as_array().map(Vec::as_slice).unwrap_or_default();
+    let repeated = complaints.iter().filter_map(|complaint| {
+        let place = complaint.strip_prefix("json patch duplicate field \"[")?.strip_suffix('"')?;
+        let (index, below) = place.split_once("].value.")?;
+        let operation = operations.get(index.parse::<usize>().ok()?)?;
+        let is = |name: &str| operation.get(name).and_then(Value::as_str).unwrap_or_default();
+        if !matches!(is("op"), "add" | "replace") {
+            return None;
+        }
+        // A value under a field that the kind does not have is not read.
+        let into = patched.pointer(is("path"))?;
+        into.get(below.split(['.', '[']).next()?)?;
+        let mut at = String::new();
+        for token in is("path").split('/').skip(1) {
+            let token = token.replace("~1", "/").replace("~0", "~");
+            match token.parse::<usize>() {
+                Ok(index) => at.push_str(&format!("[{index}]")),
+                Err(_) if at.is_empty() => at.push_str(&token),
+                Err(_) => at.push_str(&format!(".{token}")),
+            }
+        }
+        let dot = if at.is_empty() { "" } else { "." };
+        Some(format!("duplicate field \"{at}{dot}{below}\""))
+    });
+    repeated.collect()
 }
 
 /// An applied configuration may leave out where it belongs, but not name another place.
@@ -489,5 +522,19 @@ mod tests {
                 Some(end) => assert!(found.is_some_and(|found| found.ends_with(end)), "{patched}"),
             }
         }
+    }
+
+    #[test]
+    fn keys_that_repeat_in_a_value_repeat_in_the_object() {
+        let body = Bytes::from_static(
+            br#"[{"op": "add", "path": "/metadata/labels", "value": {"a": "b", "a": "c"}},
+                {"op": "add", "path": "/spec/nope", "value": {"z": 1, "z": 2}},
+                {"op": "test", "path": "/metadata/labels", "value": {"a": "b", "a": "c"}}]"#,
+        );
+        let document = parse(Kind::Json, &body, FieldValidation::Warn).expect("a patch");
+        assert_eq!(document.strict.len(), 3, "{:?}", document.strict);
+        let patched = json!({"metadata": {"labels": {"a": "c"}}, "spec": {}});
+        let repeated = repeated_keys(&document.value, &document.strict, &patched);
+        assert_eq!(repeated, ["duplicate field \"metadata.labels.a\""]);
     }
 }

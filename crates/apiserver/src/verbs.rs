@@ -27,21 +27,29 @@ pub(crate) async fn handle(mut call: Call) -> Result<Response, Status> {
     let mut warnings = DistinctWarnings::default();
     call.warnings.drain(..).chain(call.admission.take()).for_each(|warning| warnings.add(warning));
     let warnings = warnings.into_list();
-    let mut answer = match result {
-        Ok(answer) => answer,
-        Err(status) if warnings.is_empty() => return Err(status),
+    match result {
+        Ok(answer) => Ok(warned(answer, warnings)),
+        Err(status) if warnings.is_empty() => Err(status),
         Err(status) => {
             let plain = Representation { shape: Shape::AsIs, ..call.representation };
-            crate::server::error(&status, plain)
+            Ok(refusal(&status, plain, warnings))
         }
-    };
+    }
+}
+
+/// A refusal with warnings.
+pub(crate) fn refusal(status: &Status, as_: Representation, warnings: Vec<String>) -> Response {
+    warned(crate::server::error(status, as_), warnings)
+}
+
+fn warned(mut answer: Response, warnings: Vec<String>) -> Response {
     for value in Call::warning_headers(&limited(warnings)) {
         answer.headers_mut().append(header::WARNING, value);
     }
-    Ok(answer)
+    answer
 }
 
-/// Deprecated resources. None of them is to be removed in a release that is known.
+/// Deprecated resources.
 static DEPRECATED_USED: LazyLock<Arc<Family<Gauge>>> = LazyLock::new(|| {
     let labels = &["group", "removed_release", "resource", "subresource", "version"];
     registry().gauge("apiserver_requested_deprecated_apis", "Deprecated resources that were used.", labels)
@@ -72,18 +80,29 @@ async fn dispatch(call: &mut Call) -> Result<Response, Status> {
         call.warnings.push(warning);
     }
     if call.verb == Verb::Patch && call.target.subresource.as_deref() != Some("proxy") {
+        let patchable = match call.target.subresource.as_deref() {
+            Some(part) => call.resource.subresource(part).is_none_or(|part| part.verbs.contains(&"patch")),
+            None => true,
+        };
+        // As upstream: a route that takes no patches does not look at their kind.
+        if !patchable && call.resource.custom.is_none() {
+            return Err(Status::not_allowed());
+        }
         // A patch of no known kind finds no route upstream, and so gets no warning.
         patch::check_kind(&call.resource, call.header(header::CONTENT_TYPE))?;
     }
-    if let Some(warning) = call.resource.hooks.deprecation
+    if let Some(warning) = &call.resource.hooks.deprecation
         && (call.target.subresource.is_some() || call.resource.verbs.contains(&call.verb.as_str()))
         // A named object is not created: upstream has no route for that.
         && (call.target.subresource.is_some() || call.verb != Verb::Create || call.target.name.is_none())
     {
-        call.warnings.push(warning.to_owned());
+        call.warnings.push(warning.clone().into_owned());
+        // The release that has the resource no more, where one is known.
+        let removed = warning.split_once("unavailable in v").and_then(|(_, rest)| rest.split_once('+'));
+        let removed = removed.map_or("", |(release, _)| release);
         let part = call.target.subresource.as_deref().unwrap_or_default();
         let Resource { group, version, plural, .. } = &*call.resource;
-        DEPRECATED_USED.with(&[group, "", plural, part, version]).set(1);
+        DEPRECATED_USED.with(&[group, removed, plural, part, version]).set(1);
         if let Some(record) = call.audit() {
             record.annotate("k8s.io/deprecated", "true");
         }
@@ -246,7 +265,9 @@ pub(crate) async fn update(call: &mut Call, subresource: Option<&str>) -> Result
     let mut code = 200;
     let result = match registry.update(&update).await {
         Err(status)
-            if status.code == 404 && subresource.is_none() && call.resource.strategy.create_on_update() =>
+            if status.code == 404
+                && matches!(subresource, None | Some("status"))
+                && call.resource.strategy.create_on_update() =>
         {
             code = 201;
             call.authorize_create().await?;
@@ -254,7 +275,10 @@ pub(crate) async fn update(call: &mut Call, subresource: Option<&str>) -> Result
             // The version would protect a stored object, and there is none.
             let mut object = object.clone();
             meta::metadata_mut(&mut object).remove("resourceVersion");
-            registry.create(&update.write, object).await
+            match subresource {
+                None => registry.create(&update.write, object).await,
+                Some(_) => registry.create_by_status(&update.write, object).await,
+            }
         }
         other => other,
     }?;

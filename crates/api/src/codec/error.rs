@@ -9,6 +9,9 @@ pub enum DecodeError {
     /// Not YAML.
     #[error("error converting YAML to JSON: yaml: {0}")]
     Yaml(String),
+    /// YAML that has no JSON form.
+    #[error("error converting YAML to JSON: {0}")]
+    NoJson(String),
     /// JSON of another shape than the type's. `place` is `struct field PodSpec.spec.containers` or `value`.
     #[error("json: cannot unmarshal {found} into Go {place} of type {expected}")]
     Mismatch { found: String, place: String, expected: String },

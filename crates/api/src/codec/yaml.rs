@@ -1,6 +1,7 @@
 //! YAML, by way of JSON text: upstream converts the document and takes JSON's way from there, and so do we.
 
 use super::{DecodeError, Decoded, MAX_DEPTH, json};
+use crate::field::go_quote;
 use crate::schema::TypeRef;
 use ferrite_json::Value;
 use serde::Deserialize;
@@ -37,6 +38,8 @@ pub struct Document {
     json: String,
     /// Upstream's complaints about keys that come twice in a map.
     duplicates: Vec<String>,
+    /// The document is YAML and has no JSON form.
+    refused: Option<DecodeError>,
 }
 
 impl Document {
@@ -76,6 +79,13 @@ pub fn read(bytes: &[u8]) -> Result<Document, DecodeError> {
         whole = true;
         Ok(())
     });
+    if let Some(refused) = document.refused.take() {
+        return Err(refused);
+    }
+    if !document.duplicates.is_empty() {
+        // Only the last value of a key counts; the others may be of any type.
+        document.json = json::decode_any(document.json.as_bytes())?.value.to_string();
+    }
     match read {
         // As upstream: text after a document that ends with a bracket is ignored.
         Err(_) if whole && text.trim_start().starts_with(['{', '[']) => Ok(document),
@@ -337,33 +347,76 @@ impl<'de> Visitor<'de> for Node<'_> {
             if !seen.is_empty() {
                 self.out.json.push(',');
             }
-            self.out.json.push_str(&key.value.0);
+            let written = match key.value {
+                Key::Text(text) => text,
+                Key::Null => "null".to_owned(),
+                Key::Container(json) => {
+                    let why = format!("invalid map key: {}", go_text(&json));
+                    self.out.refused.get_or_insert(DecodeError::Yaml(why.clone()));
+                    return Err(A::Error::custom(why));
+                }
+            };
+            self.out.json.push_str(if written == "null" { "\"null\"" } else { &written });
             self.out.json.push(':');
+            let value_at = self.out.json.len();
             map.next_value_seed(Node { out: self.out, depth: self.depth + 1 })?;
-            if seen.contains(&key.value.0) {
-                let line = key.referenced.line();
-                self.out.duplicates.push(format!("line {line}: key {} already set in map", key.value.0));
+            if written == "null" {
+                let value = go_text(self.out.json.get(value_at..).unwrap_or_default());
+                let why = format!("unsupported map key of type: %!s(<nil>), key: <nil>, value: {value}");
+                self.out.refused.get_or_insert(DecodeError::NoJson(why));
             }
-            seen.insert(key.value.0);
+            if seen.contains(&written) {
+                let line = key.referenced.line();
+                self.out.duplicates.push(format!("line {line}: key {written} already set in map"));
+            }
+            seen.insert(written);
         }
         self.out.json.push('}');
         Ok(())
     }
 }
 
-/// A key as a JSON string: numbers and booleans become strings, as upstream's converter does.
-struct Key(String);
+/// A key of a map.
+enum Key {
+    /// A JSON string: numbers and booleans become strings, as upstream's converter does.
+    Text(String),
+    Null,
+    /// The JSON of a list or a map, which is no key.
+    Container(String),
+}
 
 impl<'de> Deserialize<'de> for Key {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let mut key = Document::default();
         deserializer.deserialize_any(Node { out: &mut key, depth: 0 })?;
         let key = key.json;
-        if key.starts_with(['{', '[']) {
-            return Err(D::Error::custom("a key must be a scalar"));
-        }
-        Ok(Self(if key.starts_with('"') { key } else { Value::from(key).to_string() }))
+        Ok(match key.as_bytes().first() {
+            Some(b'"') => Self::Text(key),
+            Some(b'{' | b'[') => Self::Container(key),
+            _ if key == "null" => Self::Null,
+            _ => Self::Text(Value::from(key).to_string()),
+        })
     }
+}
+
+/// A value as Go's `%#v` prints it.
+fn go_text(json: &str) -> String {
+    fn print(value: &Value, nil: &str) -> String {
+        let inner = |value: &Value| print(value, "interface {}(nil)");
+        match value {
+            Value::Null => nil.to_owned(),
+            Value::String(text) => go_quote(text),
+            Value::Array(items) => {
+                format!("[]interface {{}}{{{}}}", items.iter().map(inner).collect::<Vec<_>>().join(", "))
+            }
+            Value::Object(map) => {
+                let members = map.iter().map(|(key, value)| format!("{}:{}", go_quote(key), inner(value)));
+                format!("map[interface {{}}]interface {{}}{{{}}}", members.collect::<Vec<_>>().join(", "))
+            }
+            other => other.to_string(),
+        }
+    }
+    print(&json::decode_any(json.as_bytes()).map(|decoded| decoded.value).unwrap_or_default(), "<nil>")
 }
 
 #[cfg(test)]
@@ -406,6 +459,32 @@ mod tests {
             ]
         );
         assert_eq!(decoded.value["data"], json!({"k": "2"}));
+    }
+
+    #[test]
+    fn keys_are_scalars_and_not_null() {
+        for (text, told) in [
+            ("a: {null: b}", "unsupported map key of type: %!s(<nil>), key: <nil>, value: \"b\""),
+            ("~: 5", "unsupported map key of type: %!s(<nil>), key: <nil>, value: 5"),
+            (
+                "~: {a: [x, null]}",
+                "unsupported map key of type: %!s(<nil>), key: <nil>, value: map[interface {}]interface {}{\"a\":[]interface {}{\"x\", interface {}(nil)}}",
+            ),
+            ("? [a, 1]\n: b", "yaml: invalid map key: []interface {}{\"a\", 1}"),
+            ("? {a: 1}\n: b", "yaml: invalid map key: map[interface {}]interface {}{\"a\":1}"),
+        ] {
+            let error = decode_any(text.as_bytes()).expect_err(text).to_string();
+            assert_eq!(error, format!("error converting YAML to JSON: {told}"), "{text}");
+        }
+        assert_eq!(decode_any(b"'null': 1").map(|decoded| decoded.value), Ok(json!({"null": 1})));
+    }
+
+    #[test]
+    fn only_the_last_value_of_a_key_is_read() {
+        let type_ = schema::kind("", "v1", "ConfigMap").expect("known");
+        let decoded = decode(type_, b"data: {k: 1, k: \"2\"}").expect("valid");
+        assert_eq!(decoded.value["data"], json!({"k": "2"}));
+        assert_eq!(decoded.strict, ["yaml: unmarshal errors:\n  line 1: key \"k\" already set in map"]);
     }
 
     #[test]

@@ -6,6 +6,7 @@ use super::schema::Schema;
 use super::strategy::CustomStrategy;
 use super::{default, metadata, prune};
 use crate::codec::{DecodeError, Decoded};
+use crate::gvk::preference;
 use crate::kinds::common::access::{flag, list, strings, text};
 use crate::managed_fields::validate_custom;
 use crate::resource::{Column, Resource, Scope, Subresource};
@@ -122,7 +123,10 @@ impl Definition {
             categories: owned("categories"),
             scope: if text(spec, "scope") == "Cluster" { Scope::Cluster } else { Scope::Namespaced },
             terminating,
-            versions: versions.iter().map(|version| Version::compile(version, &group, &kind)).collect(),
+            versions: versions
+                .iter()
+                .map(|version| Version::compile(version, versions, &group, &kind))
+                .collect(),
             conversion,
             storage,
             group,
@@ -174,7 +178,7 @@ fn resource(kind: &Arc<Kind>, at: usize, version: &Version) -> Resource {
 }
 
 impl Version {
-    fn compile(version: &Value, group: &str, kind: &str) -> Self {
+    fn compile(version: &Value, all: &[Value], group: &str, kind: &str) -> Self {
         let openapi = &version["schema"]["openAPIV3Schema"];
         let name = text(version, "name");
         let subresources = &version["subresources"];
@@ -245,10 +249,22 @@ impl Version {
                 })
                 .collect(),
             deprecation: flag(version, "deprecated").then(|| match text(version, "deprecationWarning") {
-                "" => format!("{group}/{name} {kind} is deprecated"),
+                "" => deprecation(name, all, group, kind),
                 given => given.to_owned(),
             }),
         }
+    }
+}
+
+/// The warning of a deprecated version that has none of its own. It names the best version that is served and preferred
+/// to this one.
+fn deprecation(name: &str, all: &[Value], group: &str, kind: &str) -> String {
+    let warning = format!("{group}/{name} {kind} is deprecated");
+    let others = all.iter().filter(|other| flag(other, "served") && !flag(other, "deprecated"));
+    let better = others.map(|other| text(other, "name")).filter(|other| preference(name) < preference(other));
+    match better.max_by_key(|other| preference(other)) {
+        Some(better) => format!("{warning}; use {group}/{better} {kind}"),
+        None => warning,
     }
 }
 

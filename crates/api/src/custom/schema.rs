@@ -1,5 +1,6 @@
 //! A structural schema, compiled from the OpenAPI v3 schema of a definition.
 
+use super::format::is_known;
 use super::regexp::Pattern;
 use ferrite_json::{Map, Text, Value};
 
@@ -202,10 +203,13 @@ impl Checks {
         let count = |key: &str| source.get(key).and_then(Value::as_i64);
         let list = |key: &str| source.get(key).and_then(Value::as_array).into_iter().flatten();
         let schemas = |key: &str| list(key).map(Schema::compile).collect();
+        let text = |key: &str| source.get(key).and_then(Value::as_str).unwrap_or_default();
+        // As upstream: a format that is not known for the type is none.
+        let format = Some(text("format")).filter(|format| is_known(text("type"), format));
         let pattern = source.get("pattern").and_then(Value::as_str).filter(|p| !p.is_empty());
         Some(Self {
             enumeration: list("enum").cloned().collect(),
-            format: source.get("format").and_then(Value::as_str).unwrap_or_default().into(),
+            format: format.unwrap_or_default().into(),
             maximum: number("maximum"),
             exclusive_maximum: flag("exclusiveMaximum"),
             minimum: number("minimum"),

@@ -243,7 +243,7 @@ impl Strategy for CustomStrategy {
 fn cell(type_: &str, value: &Value, now: Timestamp) -> Value {
     match (type_, value) {
         ("string", Value::String(text)) => text.as_str().into(),
-        ("string", Value::Null) => "<nil>".into(),
+        ("string", Value::Null) => "<no value>".into(),
         ("string", Value::Object(_) | Value::Array(_)) => value.to_string().into(),
         ("string", other) => other.to_string().into(),
         ("integer", Value::Number(number)) => {
@@ -275,4 +275,26 @@ fn finalizer_warnings(name: &str) -> Vec<String> {
         ));
     }
     warnings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ferrite_json::json;
+
+    #[test]
+    fn cells_have_the_type_of_their_column() {
+        let now: Timestamp = "2026-01-01T00:01:00Z".parse().expect("a time");
+        for (type_, value, shown) in [
+            ("string", json!("a"), json!("a")),
+            ("string", json!(null), json!("<no value>")),
+            ("string", json!({"a": [1]}), json!("{\"a\":[1]}")),
+            ("integer", json!(1.5), json!(1)),
+            ("boolean", json!("true"), json!(null)),
+            ("date", json!("2026-01-01T00:00:00Z"), json!("60s")),
+            ("date", json!("never"), json!("<invalid>")),
+        ] {
+            assert_eq!(cell(type_, &value, now), shown, "{type_} {value}");
+        }
+    }
 }

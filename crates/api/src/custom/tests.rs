@@ -85,7 +85,7 @@ fn values_are_held_to_their_schema() {
         (
             json!({"type": "integer"}),
             json!(1.5),
-            r#"v: Invalid value: "number": v in body must be of type integer: "number""#,
+            r#"v: Invalid value: "number": v in body must be of type integer: "number"; <nil>: Invalid value: "": Checked value must be of type integer (default format) in v"#,
         ),
         (json!({"type": "integer"}), json!(2.0), ""),
         (json!({"type": "number"}), json!(2), ""),
@@ -137,6 +137,43 @@ fn values_are_held_to_their_schema() {
             r#"v: Invalid value: "b": v in body must be of type ipv4: "b""#,
         ),
         (json!({"type": "string", "format": "of-nobody"}), json!("b"), ""),
+        (
+            json!({"type": "integer", "format": "int32"}),
+            json!(1.5),
+            r#"v: Invalid value: "float64": v in body must be of type int32: "float64"; <nil>: Invalid value: "": Checked value must be of type integer with format int32 in v"#,
+        ),
+        (
+            json!({"type": "string", "format": "date"}),
+            json!(3),
+            r#"v: Invalid value: "int64": v in body must be of type date: "int64""#,
+        ),
+        (
+            json!({"type": "string", "format": "date"}),
+            json!(true),
+            r#"v: Invalid value: "": v in body must be of type date: """#,
+        ),
+        (
+            json!({"type": "integer", "format": "int64"}),
+            json!(u64::MAX),
+            r#"v: Invalid value: "float64": v in body must be of type int64: "float64"; <nil>: Invalid value: "": Checked value must be of type integer with format int64 in v"#,
+        ),
+        (
+            json!({"type": "number", "format": "float"}),
+            json!(1e39),
+            r#"<nil>: Invalid value: "": Checked value must be of type number with format float in v"#,
+        ),
+        (json!({"type": "number", "format": "float"}), json!(3e38), ""),
+        (json!({"type": "string", "format": "date"}), json!([]), ""),
+        (
+            json!({"type": "boolean", "format": "odd"}),
+            json!(5),
+            r#"v: Invalid value: "integer": v in body must be of type boolean: "integer""#,
+        ),
+        (
+            json!({"type": "integer"}),
+            json!(1e30),
+            r#"v: Invalid value: "number": v in body must be of type integer: "number"; <nil>: Invalid value: "": Checked value must be of type integer (default format) in v"#,
+        ),
         (
             json!({"type": "array", "items": {"type": "string"}, "minItems": 1}),
             json!([]),

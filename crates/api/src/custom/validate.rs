@@ -40,8 +40,19 @@ fn type_of(value: &Value) -> &'static str {
         Value::String(_) => "string",
         Value::Array(_) => "array",
         Value::Object(_) => "object",
-        Value::Number(number) if number.is_f64() => "number",
+        // A whole number that no integer holds is read as one with a fraction.
+        Value::Number(number) if number.as_i64().is_none() => "number",
         Value::Number(_) => "integer",
+    }
+}
+
+/// The format that a value has by itself. Texts and lists have none, and go by their types alone.
+fn format_of(value: &Value) -> Option<&'static str> {
+    match type_of(value) {
+        "null" | "string" | "array" => None,
+        "integer" => Some("int64"),
+        "number" => Some("float64"),
+        _ => Some(""),
     }
 }
 
@@ -76,7 +87,8 @@ impl Walk<'_> {
             return found;
         }
         let checks = schema.checks.as_deref();
-        self.check_type(value, schema, at, &mut found);
+        let format = checks.map_or("", |checks| &*checks.format);
+        self.check_type(value, schema, format, at, &mut found);
         if value.is_null() {
             if let Some(checks) = checks {
                 self.check_enum(value, checks, at, &mut found);
@@ -90,9 +102,14 @@ impl Walk<'_> {
                     self.check_text(text, checks, at, &mut found);
                     self.check_format(text, schema, checks, at, &mut found);
                 }
-                Value::Number(_) => self.check_number(value, schema, checks, at, &mut found),
+                Value::Number(_) => {
+                    self.check_range(value, schema, format, at, &mut found);
+                    self.check_number(value, checks, at, &mut found);
+                }
                 _ => {}
             }
+        } else {
+            self.check_range(value, schema, format, at, &mut found);
         }
         if let Value::Array(list) = value {
             self.check_items(list, old, schema, at, &mut found);
@@ -107,7 +124,7 @@ impl Walk<'_> {
         found
     }
 
-    fn check_type(&self, value: &Value, schema: &Schema, at: &str, found: &mut Found) {
+    fn check_type(&self, value: &Value, schema: &Schema, format: &str, at: &str, found: &mut Found) {
         let kind = type_of(value);
         let wanted = match (schema.int_or_string, schema.type_) {
             (true, _) => "integer,string",
@@ -116,6 +133,12 @@ impl Walk<'_> {
         };
         let fits = match value {
             Value::Null => schema.nullable,
+            // As upstream: a text or a list is left to its format, unless a number is wanted.
+            Value::String(_) | Value::Array(_)
+                if !format.is_empty() && !matches!(schema.type_, Some(Type::Integer | Type::Number)) =>
+            {
+                true
+            }
             _ if schema.int_or_string => {
                 kind == "string" || kind == "integer" || kind == "number" && whole(value)
             }
@@ -128,6 +151,9 @@ impl Walk<'_> {
         };
         if fits {
             found.matches += 1;
+        } else if let Some(is) = format_of(value).filter(|_| !format.is_empty()) {
+            // As upstream: a type with a format is named by it.
+            found.errors.push(self.wrong_type(at, format, is));
         } else {
             found.errors.push(self.wrong_type(at, wanted, kind));
         }
@@ -246,25 +272,32 @@ impl Walk<'_> {
         }
     }
 
-    fn check_number(&self, value: &Value, schema: &Schema, checks: &Checks, at: &str, found: &mut Found) {
+    /// A number is one that its type and format can hold.
+    fn check_range(&self, value: &Value, schema: &Schema, format: &str, at: &str, found: &mut Found) {
+        let Some(number) = value.as_f64() else { return };
+        let (fits, type_) = match (schema.type_, value.as_i64(), format) {
+            // As Go reads a number of 32 bits: what rounds to more than the greatest one is out of range.
+            (Some(Type::Number), _, "float") => ((number as f32).is_finite(), "number"),
+            (Some(Type::Integer), Some(whole), "int32") => (i32::try_from(whole).is_ok(), "integer"),
+            (Some(Type::Integer), None, "int32") => {
+                (whole(value) && number.abs() <= f64::from(i32::MAX), "integer")
+            }
+            (Some(Type::Integer), None, _) => (whole(value), "integer"),
+            _ => return,
+        };
+        if !fits {
+            let form = match format {
+                "" => "(default format)".into(),
+                format => format!("with format {format}"),
+            };
+            let why = format!("Checked value must be of type {type_} {form} in {at}");
+            found.errors.push(FieldError::invalid(self.base, "", why));
+        }
+    }
+
+    fn check_number(&self, value: &Value, checks: &Checks, at: &str, found: &mut Found) {
         let Some(number) = value.as_f64() else { return };
         let integer = value.as_i64();
-        if schema.type_ == Some(Type::Integer) {
-            let fits = match (integer, &*checks.format) {
-                (Some(number), "int32") => i32::try_from(number).is_ok(),
-                (Some(_), _) => true,
-                (None, "int32") => whole(value) && number.abs() <= f64::from(i32::MAX),
-                (None, _) => whole(value),
-            };
-            if !fits {
-                let form = match &*checks.format {
-                    form @ ("int32" | "int64") => format!("with format {form}"),
-                    _ => "(default format)".into(),
-                };
-                let why = format!("Checked value must be of type integer {form} in {at}");
-                found.errors.push(FieldError::invalid(self.base, "", why));
-            }
-        }
         // Bounds of whole numbers are compared and reported as whole numbers.
         let told = |bound: f64| match integer {
             Some(_) => go_number((bound as i64) as f64),

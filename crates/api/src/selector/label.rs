@@ -182,6 +182,8 @@ impl LabelSelector {
 
     /// Reads the string form of a request: `a=b,c!=d,e in (x,y),!f,g>1`. Empty selects everything.
     pub fn parse(text: &str) -> Result<Self, SelectorError> {
+        // As upstream, whose reader takes this character for the end.
+        let text = text.split('\0').next().unwrap_or_default();
         Ok(Self::from_requirements(parse::requirements(text)?))
     }
 

@@ -3,6 +3,7 @@
 
 use super::mounted::MountedGroup;
 use super::remote::Remote;
+use ferrite_api::gvk::maturity;
 use ferrite_api::meta;
 use ferrite_json::Value;
 use std::cmp::Reverse;
@@ -163,21 +164,6 @@ impl ApiServices {
             let rank = if group == "apiregistration.k8s.io" { Some(i64::MAX) } else { rank };
             (!group.is_empty(), Reverse(rank), group.clone())
         });
-    }
-}
-
-/// Orders versions: stable before beta before alpha, higher numbers first. Other names come last.
-fn maturity(version: &str) -> (u8, u32, u32) {
-    let Some(text) = version.strip_prefix('v') else { return (0, 0, 0) };
-    let (stage, word) = match () {
-        () if text.contains("alpha") => (1, "alpha"),
-        () if text.contains("beta") => (2, "beta"),
-        () => (3, "beta"),
-    };
-    let (major, minor) = text.split_once(word).unwrap_or((text, "0"));
-    match (major.parse(), minor.parse()) {
-        (Ok(major), Ok(minor)) => (stage, major, minor),
-        _ => (0, 0, 0),
     }
 }
 

@@ -348,14 +348,24 @@ impl WatchEncoder {
         &self.resource
     }
 
+    /// As upstream: an event has one object, which is no list. Such a watch ends with its first event.
+    fn check_shape(&self) -> Result<(), Status> {
+        match self.as_.shape {
+            Shape::PartialObjectMetadataList { .. } => Err(Status::internal("an event is not a list")),
+            _ => Ok(()),
+        }
+    }
+
     /// An object that was there before the watch.
     pub fn initial(&mut self, entry: &Entry) -> Result<Bytes, Status> {
+        self.check_shape()?;
         let columns = self.tell_columns();
         self.stored(EventType::Added, entry, columns)
     }
 
     /// An event, in the frame that all watchers of this representation share.
     pub fn changed(&mut self, type_: EventType, event: &Event) -> Result<Bytes, Status> {
+        self.check_shape()?;
         let columns = self.tell_columns();
         let key = FrameKey { type_, representation: self.as_, include: self.include, columns };
         event.frame(key, || {
@@ -382,8 +392,7 @@ impl WatchEncoder {
         }
         if copied
             && copies_metadata(&self.resource)
-            && let Shape::PartialObjectMetadata { beta } | Shape::PartialObjectMetadataList { beta } =
-                self.as_.shape
+            && let Shape::PartialObjectMetadata { beta } = self.as_.shape
         {
             let mut out = BytesMut::new();
             out.put_slice(format!(r#"{{"type":"{type_}","object":"#).as_bytes());
@@ -397,6 +406,7 @@ impl WatchEncoder {
     }
 
     pub fn bookmark(&mut self, revision: Revision, initial_events_end: bool) -> Result<Bytes, Status> {
+        self.check_shape()?;
         let mut metadata = json!({"resourceVersion": revision.to_string()});
         if initial_events_end {
             metadata["annotations"] = json!({"k8s.io/initial-events-end": "true"});

@@ -42,32 +42,54 @@ fn grant<'a>(write: &Write<'a>, new: &'a Value) -> Grant<'a> {
     }
 }
 
+/// The write that makes an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Origin {
+    Object,
+    /// An apply, which has written managedFields.
+    Apply,
+    /// An update of the status of an object that does not exist.
+    Status,
+}
+
+impl Origin {
+    fn subresource(self) -> Option<&'static str> {
+        (self == Self::Status).then_some("status")
+    }
+}
+
 impl Registry {
     /// Creates an object that has been decoded. Returns it as stored, or as it would be.
     pub async fn create(&self, write: &Write<'_>, object: Value) -> Result<Written, Status> {
-        self.create_with(write, object, false).await
+        self.create_with(write, object, Origin::Object).await
     }
 
     /// As [`Registry::create`], for an object whose managedFields an apply has written.
     pub async fn create_applied(&self, write: &Write<'_>, object: Value) -> Result<Written, Status> {
-        self.create_with(write, object, true).await
+        self.create_with(write, object, Origin::Apply).await
     }
 
-    async fn create_with(&self, write: &Write<'_>, object: Value, applied: bool) -> Result<Written, Status> {
+    /// As [`Registry::create`], for an update of the status of a kind that updates create. As upstream: such an object gets
+    /// no addresses.
+    pub async fn create_by_status(&self, write: &Write<'_>, object: Value) -> Result<Written, Status> {
+        self.create_with(write, object, Origin::Status).await
+    }
+
+    async fn create_with(&self, write: &Write<'_>, object: Value, origin: Origin) -> Result<Written, Status> {
         let generate = meta::str(&object, "generateName").to_owned();
         if !meta::name(&object).is_empty() || generate.is_empty() {
-            return self.create_named(write, object, applied, None).await;
+            return self.create_named(write, object, origin, None).await;
         }
         if !write.resource.strategy.supports_generate_name() {
             let mut object = object;
             meta::set_str(&mut object, "name", &generate);
-            return self.create_named(write, object, applied, None).await;
+            return self.create_named(write, object, origin, None).await;
         }
         let mut last = None;
         for _ in 0..GENERATE_ATTEMPTS {
             let mut object = object.clone();
             meta::set_str(&mut object, "name", &metadata::generate_name(&generate));
-            match self.create_named(write, object, applied, Some(&generate)).await {
+            match self.create_named(write, object, origin, Some(&generate)).await {
                 Err(status) if status.reason == "AlreadyExists" => last = Some(status),
                 other => return other,
             }
@@ -80,7 +102,7 @@ impl Registry {
         &self,
         write: &Write<'_>,
         mut object: Value,
-        applied: bool,
+        origin: Origin,
         drawn: Option<&str>,
     ) -> Result<Written, Status> {
         let resource = write.resource;
@@ -115,8 +137,8 @@ impl Registry {
         }
         metadata::stamp_new(resource, &mut object, write.namespace, now);
         metadata::merge_owners(&mut object, &write.options.warnings, metadata::OWNERS_GIVEN);
-        if !applied {
-            managed::on_write(resource, None, &mut object, write.options, None, now);
+        if origin != Origin::Apply {
+            managed::on_write(resource, None, &mut object, write.options, origin.subresource(), now);
         }
 
         let mut view = self.view();
@@ -131,7 +153,7 @@ impl Registry {
         let attributes = Attributes {
             operation: Operation::Create,
             resource,
-            subresource: None,
+            subresource: origin.subresource(),
             namespace: write.namespace,
             name: &name,
             unnamed: false,
@@ -174,7 +196,10 @@ impl Registry {
             key = stored::key(resource, write.namespace, name);
             attributes = Attributes { name, ..attributes };
         }
-        let allocation = self.services.allocate(&view, resource, &mut object, None, write.options.dry_run)?;
+        let allocation = match origin {
+            Origin::Status => super::allocator::Allocation::none(),
+            _ => self.services.allocate(&view, resource, &mut object, None, write.options.dry_run)?,
+        };
         super::normalise(resource, &mut object);
         super::check_depth(&object)?;
         let mut errors = sent.errors(&object, |object| checks::of_new(resource, object));
@@ -198,7 +223,7 @@ impl Registry {
                 None => Ok(Written::from(object).reread(resource)),
             };
         }
-        if versioned && !applied {
+        if versioned && origin != Origin::Apply {
             // As upstream: it is the store that refuses, and it has no words for a client.
             return Err(Status::new(500, "", "resourceVersion should not be set on objects to be created"));
         }

@@ -11,6 +11,7 @@ mod bounded;
 mod certified;
 mod compared;
 mod compared_further;
+mod compared_parts;
 mod compared_shapes;
 mod converting;
 mod custom;

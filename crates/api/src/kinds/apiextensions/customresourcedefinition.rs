@@ -1,5 +1,6 @@
 //! CustomResourceDefinitions as objects. Their schemas are checked where schemas are compiled.
 
+use super::authorities::validate_authorities;
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::admissionregistration::client_config::{
     default_service_port, validate_client_config, validate_review_versions,
@@ -87,8 +88,10 @@ impl Strategy for CustomResourceDefinitions {
         let path = Path::new("spec");
         let (is, was) = (&new["spec"], &old["spec"]);
         let mut errors = validate_spec(is, Some(was), &path);
+        let established = has_condition(&old["status"], "Established");
+        errors.extend(validate_authorities(is, was, established, &path));
         // Until the resource is served nothing depends on these.
-        if has_condition(&old["status"], "Established") {
+        if established {
             errors.extend(immutable(&is["scope"], &was["scope"], &path.child("scope")));
             errors.extend(immutable(
                 &is["names"]["kind"],

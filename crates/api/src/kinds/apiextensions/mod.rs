@@ -1,3 +1,4 @@
 //! Kinds of `apiextensions.k8s.io`.
 
+mod authorities;
 pub(super) mod customresourcedefinition;

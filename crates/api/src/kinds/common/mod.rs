@@ -6,6 +6,7 @@ pub(super) mod check;
 pub(super) mod converted;
 pub(super) mod declared;
 pub(super) mod go;
+pub(super) mod lifecycle;
 pub(super) mod review;
 pub(super) mod row;
 pub(super) mod semver;

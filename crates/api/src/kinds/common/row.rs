@@ -1,5 +1,6 @@
 //! Helpers for the rows of the table of kinds, and the printed columns.
 
+use super::lifecycle;
 use crate::resource::{Column, Connect, Hooks, Reservation, Resource, Scope, Storage, Strategy, Subresource};
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -99,7 +100,7 @@ impl Row {
 
     /// Each use is warned of.
     pub(in crate::kinds) fn deprecated(mut self, warning: &'static str) -> Self {
-        self.0.hooks.deprecation = Some(warning);
+        self.0.hooks.deprecation = Some(Cow::Borrowed(warning));
         self
     }
 
@@ -146,6 +147,10 @@ impl Row {
     }
 
     pub(in crate::kinds) fn build(mut self, strategy: impl Strategy) -> Resource {
+        let Resource { group, version, kind, hooks, .. } = &mut self.0;
+        if hooks.deprecation.is_none() {
+            hooks.deprecation = lifecycle::deprecation(group, version, kind).map(Cow::Owned);
+        }
         self.0.strategy = Arc::new(strategy);
         self.0
     }

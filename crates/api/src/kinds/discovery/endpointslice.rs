@@ -5,7 +5,7 @@ use crate::kinds::common::access::{
     default_field, ensure_object, list, list_mut, map, remove, strings, text,
 };
 use crate::kinds::common::check::{
-    IMMUTABLE, PROTOCOLS, complaints, endpoint_address, ip, ip_warning, one_of,
+    IMMUTABLE, PROTOCOLS, complaints, endpoint_address, ip, ip_warning, one_of, strict_ip,
 };
 use crate::kinds::common::row::{NAME, shown};
 use crate::kinds::core::endpoints::first_few;
@@ -15,6 +15,7 @@ use crate::table::age;
 use ferrite_json::Value;
 use jiff::Timestamp;
 use std::collections::HashSet;
+use std::net::IpAddr;
 
 pub(in crate::kinds) struct EndpointSlices;
 
@@ -194,6 +195,13 @@ fn validate_address(address: &str, kind: &str, path: &Path, index: usize) -> Fie
     match kind {
         "FQDN" => {
             return complaints(&at, address, dns1123_subdomain(address.strip_suffix('.').unwrap_or(address)));
+        }
+        // As upstream: addresses of the older type may be written in other forms.
+        "IPv6" if address.parse::<IpAddr>().is_ok_and(|address| address.is_ipv6()) => {
+            let problems = strict_ip(address);
+            if !problems.is_empty() {
+                return complaints(&at, address, problems);
+            }
         }
         "IPv4" | "IPv6" => {}
         // As upstream: addresses of unknown types are not checked.

@@ -142,7 +142,9 @@ fn validate_kind(spec: &Value, kind: &str, path: &Path) -> FieldErrors {
                 ));
             }
             if let Some(exempt) = object(spec, "exempt") {
-                errors.extend(validate_shares(exempt, 0, &path.child("exempt")));
+                let path = path.child("exempt");
+                errors.extend(validate_shares(exempt, 0, &path));
+                errors.extend(validate_lendable(exempt, &path));
             }
         }
         "Limited" => {
@@ -163,29 +165,19 @@ fn validate_kind(spec: &Value, kind: &str, path: &Path) -> FieldErrors {
     errors
 }
 
-fn validate_shares(level: &Value, min: i64, path: &Path) -> FieldErrors {
-    let mut errors = Vec::new();
-    let shares = int(level, "nominalConcurrencyShares");
-    if shares < min {
-        errors.push(FieldError::invalid(
-            &path.child("nominalConcurrencyShares"),
-            shares,
-            "must be a non-negative integer",
-        ));
-    }
-    let percent = int(level, "lendablePercent");
-    if !(0..=100).contains(&percent) {
-        errors.push(FieldError::invalid(
-            &path.child("lendablePercent"),
-            percent,
-            "must be between 0 and 100, inclusive",
-        ));
-    }
-    errors
+fn validate_shares(level: &Value, min: i64, path: &Path) -> Option<FieldError> {
+    let (shares, path) = (int(level, "nominalConcurrencyShares"), path.child("nominalConcurrencyShares"));
+    (shares < min).then(|| FieldError::invalid(&path, shares, "must be a non-negative integer"))
+}
+
+fn validate_lendable(level: &Value, path: &Path) -> Option<FieldError> {
+    let (percent, path) = (int(level, "lendablePercent"), path.child("lendablePercent"));
+    let fits = (0..=100).contains(&percent);
+    (!fits).then(|| FieldError::invalid(&path, percent, "must be between 0 and 100, inclusive"))
 }
 
 fn validate_limited(limited: &Value, path: &Path) -> FieldErrors {
-    let mut errors = validate_shares(limited, 0, path);
+    let mut errors: FieldErrors = validate_shares(limited, 0, path).into_iter().collect();
     let (response, response_path) = (&limited["limitResponse"], path.child("limitResponse"));
     let queuing = object(response, "queuing");
     let queuing_path = response_path.child("queuing");
@@ -205,6 +197,7 @@ fn validate_limited(limited: &Value, path: &Path) -> FieldErrors {
             errors.push(FieldError::not_supported(&response_path.child("type"), other, &["Queue", "Reject"]))
         }
     }
+    errors.extend(validate_lendable(limited, path));
     if let Some(percent) = limited["borrowingLimitPercent"].as_i64().filter(|p| *p < 0) {
         errors.push(FieldError::invalid(
             &path.child("borrowingLimitPercent"),

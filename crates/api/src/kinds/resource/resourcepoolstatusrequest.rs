@@ -18,6 +18,9 @@ const LIMIT_MAX: i64 = 1000;
 const POOLS_MAX: usize = 1000;
 const CONDITIONS_MAX: usize = 10;
 const ERROR_MAX: usize = 256;
+/// The fields of a condition, as Go declares them.
+const CONDITION: [&str; 6] =
+    ["type", "status", "observedGeneration", "lastTransitionTime", "reason", "message"];
 
 pub(in crate::kinds) struct ResourcePoolStatusRequests;
 
@@ -160,8 +163,13 @@ fn validate_answer(status: &Value, before: &Value, path: &Path) -> FieldErrors {
         }
     }
     let (given, path) = (list(status, "conditions"), path.child("conditions"));
-    if given != list(before, "conditions") && given.len() > CONDITIONS_MAX {
+    if given == list(before, "conditions") {
+        return errors;
+    }
+    if given.len() > CONDITIONS_MAX {
         errors.push(FieldError::too_many(&path, given.len(), CONDITIONS_MAX));
+    } else {
+        errors.extend(declared::unique(given, "type", &CONDITION, &path));
     }
     errors
 }
@@ -235,6 +243,15 @@ mod tests {
                 "status.pools[0].poolName: Required value",
                 "status.pools[0].generation: Required value",
                 "status.pools[0].totalDevices: Invalid value: -1: must be greater than or equal to 0",
+            ]
+        );
+        let condition = json!({"type": "T", "status": "True", "reason": "R", "message": "",
+            "lastTransitionTime": "2026-01-01T00:00:00Z"});
+        assert_eq!(
+            check(json!({"poolCount": 1, "conditions": [condition, condition]}), json!(null)),
+            [
+                "status.conditions[1].type: Duplicate value: \"T\"",
+                "status.conditions[1]: Duplicate value: {\"type\":\"T\",\"status\":\"True\",\"lastTransitionTime\":\"2026-01-01T00:00:00Z\",\"reason\":\"R\",\"message\":\"\"}",
             ]
         );
         let errors = check(json!({"poolCount": 2}), json!({"poolCount": 1}));

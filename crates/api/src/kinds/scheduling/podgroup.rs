@@ -21,8 +21,6 @@ impl Strategy for PodGroups {
         StatusUse::Alone
     }
 
-    /// As upstream: the field of a feature that is off is dropped from what clients send, and appears when the object is
-    /// read.
     fn default(&self, object: &mut Value) {
         default_text(ensure_object(object, "spec"), "disruptionMode", "Pod");
     }
@@ -30,11 +28,14 @@ impl Strategy for PodGroups {
     fn prepare_create(&self, object: &mut Value) {
         clear_status(object);
         drop_disabled(ensure_object(object, "spec"), None);
+        // As upstream: the field is dropped, and defaulted again when the stored object is read.
+        self.default(object);
     }
 
     fn prepare_update(&self, new: &mut Value, old: &Value) {
         keep(new, old, "status");
         drop_disabled(ensure_object(new, "spec"), Some(&old["spec"]));
+        self.default(new);
     }
 
     fn prepare_status_update(&self, new: &mut Value, old: &Value) {
@@ -149,8 +150,7 @@ mod tests {
         let mut created = json!({"spec": spec, "status": {"conditions": []}});
         strategy.default(&mut created);
         strategy.prepare_create(&mut created);
-        assert_eq!(created, json!({"spec": {"schedulingPolicy": {"basic": {}}}}));
-        strategy.default(&mut created);
+        assert_eq!(created, json!({"spec": {"schedulingPolicy": {"basic": {}}, "disruptionMode": "Pod"}}));
         let mut changed = created.clone();
         changed["spec"]["disruptionMode"] = "PodGroup".into();
         changed["spec"]["schedulingPolicy"] = json!({"gang": {"minCount": 1}});

@@ -98,6 +98,49 @@ fn of_new_objects() {
                 "ports": [{"port": 0}]}),
             vec!["endpoints[0].hints.forNodes[1].name: Duplicate value: \"n\""],
         ),
+        (
+            "EndpointSlice",
+            json!({"addressType": "IPv6", "endpoints": [{"addresses": ["2001:DB8::1", "2001:db8::1"]}]}),
+            vec![
+                "endpoints[0].addresses[0]: Invalid value: \"2001:DB8::1\": must be in canonical form (\"2001:db8::1\")",
+            ],
+        ),
+        (
+            "PriorityLevelConfiguration",
+            json!({"spec": {"limited": {"lendablePercent": 101, "borrowingLimitPercent": -1, "limitResponse": {"type": "Odd"}}}}),
+            vec![
+                "spec.limited.limitResponse.type: Unsupported value: \"Odd\": supported values: \"Queue\", \"Reject\"",
+                "spec.limited.lendablePercent: Invalid value: 101: must be between 0 and 100, inclusive",
+                "spec.limited.borrowingLimitPercent: Invalid value: -1: if specified, must be a non-negative integer",
+            ],
+        ),
+        (
+            "Pod",
+            json!({"spec": {"containers": [{"name": "c", "image": "i", "resources": {"requests": {"a b": "1"}}}]}}),
+            vec![
+                "spec.containers[0].resources.requests[a b]: Invalid value: \"a b\": name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')",
+                "spec.containers[0].resources.requests[a b]: Invalid value: \"a b\": must be a standard resource for containers",
+            ],
+        ),
+        (
+            "Pod",
+            json!({"spec": {"volumes": [{"name": "v", "projected": {"sources": [
+                {"secret": {"name": "s", "items": [{"key": "k", "path": "p"}]}},
+                {"downwardAPI": {"items": [{"path": "p", "fieldRef": {"fieldPath": "metadata.name"}}, {"path": "q"}]}},
+            ]}}]}}),
+            vec![
+                "spec.volumes[0].projected: Invalid value: \"p\": conflicting duplicate paths",
+                "spec.volumes[0].projected.sources[1].downwardAPI: Required value: one of fieldRef and resourceFieldRef is required",
+            ],
+        ),
+        (
+            "Pod",
+            json!({"spec": {"containers": [{"name": "c", "image": "i", "securityContext": {
+                "privileged": true, "allowPrivilegeEscalation": false, "seLinuxOptions": {}}}]}}),
+            vec![
+                "spec.containers[0].securityContext: Invalid value: {\"Capabilities\":null,\"Privileged\":true,\"SELinuxOptions\":{\"User\":\"\",\"Role\":\"\",\"Type\":\"\",\"Level\":\"\"},\"WindowsOptions\":null,\"RunAsUser\":null,\"RunAsGroup\":null,\"RunAsNonRoot\":null,\"ReadOnlyRootFilesystem\":null,\"AllowPrivilegeEscalation\":false,\"ProcMount\":null,\"SeccompProfile\":null,\"AppArmorProfile\":null}: cannot set `allowPrivilegeEscalation` to false and `privileged` to true",
+            ],
+        ),
     ] {
         assert_eq!(errors_with(kind, &changes), messages, "{kind} {changes}");
     }

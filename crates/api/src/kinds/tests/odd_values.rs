@@ -91,6 +91,7 @@ fn of_new_objects() {
                 "container": "C", "target": {"type": "Utilization", "averageUtilization": 1}}}]}}),
             vec![
                 "spec.metrics[0].containerResource.name: Invalid value: \"a b\": name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')",
+                "spec.metrics[0].containerResource.name: Invalid value: \"a b\": must be a standard resource for containers",
                 "spec.metrics[0].containerResource.container: Invalid value: \"C\": a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?')",
             ],
         ),

@@ -170,6 +170,10 @@ fn give_to_changed(
 
 /// The port at which balancers ask a node whether it has endpoints.
 fn give_health_port(spec: &mut Value, giving: &mut Giving<'_>) -> Result<(), Status> {
+    // As upstream: a negative number asks for nothing, and is refused by validation.
+    if spec["healthCheckNodePort"].as_i64().is_some_and(|wanted| wanted < 0) {
+        return Ok(());
+    }
     let wanted = number(spec, "healthCheckNodePort");
     if wanted != 0 {
         return giving.take(wanted).map_err(|why| {

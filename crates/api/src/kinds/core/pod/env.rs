@@ -236,37 +236,39 @@ pub(super) fn validate_env_from(sources: &[Value], path: &Path) -> FieldErrors {
 
 /// Items of a downward API volume, or of a part of a projected one.
 pub(super) fn validate_downward_items(source: &Value, path: &Path) -> FieldErrors {
+    list(source, "items").iter().flat_map(|item| validate_downward_item(item, path)).collect()
+}
+
+/// As upstream: an error in an item is reported at its volume.
+pub(super) fn validate_downward_item(item: &Value, path: &Path) -> FieldErrors {
     let mut errors = Vec::new();
-    // As upstream: an error in an item is reported at its volume.
-    for item in list(source, "items") {
-        let place = text(item, "path");
-        if place.is_empty() {
-            errors.push(FieldError::required(&path.child("path"), ""));
-        }
-        errors.extend(super::volumes::local_path_of_key(place, &path.child("path")));
-        match (
-            item.get("fieldRef").filter(|r| r.is_object()),
-            item.get("resourceFieldRef").filter(|r| r.is_object()),
-        ) {
-            (Some(field), None) => {
-                errors.extend(validate_field_ref(field, VOLUME_FIELDS, &path.child("fieldRef")));
-            }
-            (None, Some(resource)) => {
-                errors.extend(validate_resource_ref(resource, true, &path.child("resourceFieldRef")));
-            }
-            (Some(field), Some(_)) => {
-                errors.extend(validate_field_ref(field, VOLUME_FIELDS, &path.child("fieldRef")));
-                errors.push(FieldError::invalid(
-                    path,
-                    "resource",
-                    "fieldRef and resourceFieldRef can not be specified simultaneously",
-                ));
-            }
-            (None, None) => {
-                errors.push(FieldError::required(path, "one of fieldRef and resourceFieldRef is required"));
-            }
-        }
-        errors.extend(super::volumes::validate_mode(item, "mode", path));
+    let place = text(item, "path");
+    if place.is_empty() {
+        errors.push(FieldError::required(&path.child("path"), ""));
     }
+    errors.extend(super::volumes::local_path_of_key(place, &path.child("path")));
+    match (
+        item.get("fieldRef").filter(|r| r.is_object()),
+        item.get("resourceFieldRef").filter(|r| r.is_object()),
+    ) {
+        (Some(field), None) => {
+            errors.extend(validate_field_ref(field, VOLUME_FIELDS, &path.child("fieldRef")));
+        }
+        (None, Some(resource)) => {
+            errors.extend(validate_resource_ref(resource, true, &path.child("resourceFieldRef")));
+        }
+        (Some(field), Some(_)) => {
+            errors.extend(validate_field_ref(field, VOLUME_FIELDS, &path.child("fieldRef")));
+            errors.push(FieldError::invalid(
+                path,
+                "resource",
+                "fieldRef and resourceFieldRef can not be specified simultaneously",
+            ));
+        }
+        (None, None) => {
+            errors.push(FieldError::required(path, "one of fieldRef and resourceFieldRef is required"));
+        }
+    }
+    errors.extend(super::volumes::validate_mode(item, "mode", path));
     errors
 }

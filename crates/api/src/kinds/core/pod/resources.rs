@@ -283,13 +283,12 @@ pub fn validate_resource_name(name: &str, path: &Path) -> FieldErrors {
 pub fn validate_container_resource_name(name: &str, path: &Path) -> FieldErrors {
     let mut errors = validate_resource_name(name, path);
     if !name.contains('/') {
-        if !matches!(name, "cpu" | "memory" | "ephemeral-storage")
-            && !is_hugepages(name)
-            && qualified_name(name).is_empty()
-        {
+        if !matches!(name, "cpu" | "memory" | "ephemeral-storage") && !is_hugepages(name) {
             errors.push(FieldError::invalid(path, name, "must be a standard resource for containers"));
         }
-    } else if errors.is_empty() && !is_native(name) && name.starts_with("requests.") {
+    } else if !is_native(name)
+        && (name.starts_with("requests.") || !qualified_name(&format!("requests.{name}")).is_empty())
+    {
         errors.push(FieldError::invalid(path, name, "doesn't follow extended resource name standard"));
     }
     errors

@@ -4,6 +4,7 @@ use super::windows::validate_options;
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::common::access::{flag, list, present, text};
 use crate::kinds::common::check::one_of_if_set;
+use crate::kinds::common::go;
 use ferrite_json::Value;
 use std::collections::HashSet;
 
@@ -114,7 +115,10 @@ pub(super) fn validate_container(context: &Value, host_users: bool, path: &Path)
     errors.extend(validate_seccomp(context, path));
     if present(context, "allowPrivilegeEscalation") && !flag(context, "allowPrivilegeEscalation") {
         let mut conflict = |why: &str| {
-            errors.push(FieldError::invalid(path, context.clone(), why).rendered_as(render(context)));
+            errors.push(
+                FieldError::invalid(path, context.clone(), why)
+                    .rendered_as(go::compact("SecurityContext", context)),
+            );
         };
         if flag(context, "privileged") {
             conflict("cannot set `allowPrivilegeEscalation` to false and `privileged` to true");
@@ -126,30 +130,6 @@ pub(super) fn validate_container(context: &Value, host_users: bool, path: &Path)
     errors.extend(validate_options(context, path));
     errors.extend(validate_app_armor(context, path));
     errors
-}
-
-/// Upstream prints its internal form: every field, under its Go name.
-fn render(context: &Value) -> String {
-    const FIELDS: [(&str, &str); 12] = [
-        ("Capabilities", "capabilities"),
-        ("Privileged", "privileged"),
-        ("SELinuxOptions", "seLinuxOptions"),
-        ("WindowsOptions", "windowsOptions"),
-        ("RunAsUser", "runAsUser"),
-        ("RunAsGroup", "runAsGroup"),
-        ("RunAsNonRoot", "runAsNonRoot"),
-        ("ReadOnlyRootFilesystem", "readOnlyRootFilesystem"),
-        ("AllowPrivilegeEscalation", "allowPrivilegeEscalation"),
-        ("ProcMount", "procMount"),
-        ("SeccompProfile", "seccompProfile"),
-        ("AppArmorProfile", "appArmorProfile"),
-    ];
-    let value = |key: &str| match (key, context.get(key).unwrap_or(&Value::Null)) {
-        ("capabilities", c) if c.is_object() => format!("{{\"Add\":{},\"Drop\":{}}}", c["add"], c["drop"]),
-        (_, v) => v.to_string(),
-    };
-    let fields: Vec<String> = FIELDS.iter().map(|(go, key)| format!("\"{go}\":{}", value(key))).collect();
-    format!("{{{}}}", fields.join(","))
 }
 
 fn validate_seccomp(context: &Value, path: &Path) -> FieldErrors {

@@ -2,7 +2,7 @@
 
 use super::containers::local_path;
 use super::defaults::VOLUME_SOURCES;
-use super::env::validate_downward_items;
+use super::env::{validate_downward_item, validate_downward_items};
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::certificates::certificatesigningrequest::validate_signer_name;
 use crate::kinds::certificates::clustertrustbundle::name_problems;
@@ -221,17 +221,23 @@ pub(super) fn validate_mode(source: &Value, key: &str, path: &Path) -> Option<Fi
 fn validate_items(source: &Value, path: &Path) -> FieldErrors {
     let mut errors: FieldErrors = validate_mode(source, "defaultMode", path).into_iter().collect();
     for (index, item) in list(source, "items").iter().enumerate() {
-        let path = path.child("items").index(index);
-        if text(item, "key").is_empty() {
-            errors.push(FieldError::required(&path.child("key"), ""));
-        }
-        let place = text(item, "path");
-        if place.is_empty() {
-            errors.push(FieldError::required(&path.child("path"), ""));
-        }
-        errors.extend(local_path_of_key(place, &path.child("path")));
-        errors.extend(validate_mode(item, "mode", &path));
+        errors.extend(validate_item(item, &path.child("items").index(index)));
     }
+    errors
+}
+
+/// One key, and the place where it is shown.
+fn validate_item(item: &Value, path: &Path) -> FieldErrors {
+    let mut errors = Vec::new();
+    if text(item, "key").is_empty() {
+        errors.push(FieldError::required(&path.child("key"), ""));
+    }
+    let place = text(item, "path");
+    if place.is_empty() {
+        errors.push(FieldError::required(&path.child("path"), ""));
+    }
+    errors.extend(local_path_of_key(place, &path.child("path")));
+    errors.extend(validate_mode(item, "mode", path));
     errors
 }
 
@@ -270,16 +276,18 @@ fn validate_projected(source: &Value, volume: &Path) -> FieldErrors {
                     if name.is_empty() {
                         errors.push(FieldError::required(&path.child("name"), ""));
                     }
-                    errors.extend(validate_items(source, &path));
-                    for place in list(source, "items").iter().map(|i| text(i, "path")) {
+                    for (index, item) in list(source, "items").iter().enumerate() {
+                        errors.extend(validate_item(item, &path.child("items").index(index)));
+                        let place = text(item, "path");
                         if !places.insert(place) {
                             errors.extend(collide(place, name));
                         }
                     }
                 }
                 "downwardAPI" => {
-                    errors.extend(validate_downward_items(source, &path));
-                    for place in list(source, "items").iter().map(|i| text(i, "path")) {
+                    for item in list(source, "items") {
+                        errors.extend(validate_downward_item(item, &path));
+                        let place = text(item, "path");
                         if !places.insert(place) {
                             errors.extend(collide(place, place));
                         }
