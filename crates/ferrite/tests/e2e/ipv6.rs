@@ -1,5 +1,6 @@
 //! Clusters with IPv6: beside IPv4 on two nodes, and alone.
 
+use crate::nodes::{Worker, start_server};
 use crate::world::*;
 use ferrite_json::Value;
 
@@ -253,4 +254,47 @@ spec:
     }
     let output = world.down(&[]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn a_server_with_agents_of_both_families() {
+    let world = World::prepare(&[]);
+    let segment = "192.0.2.0/24,2001:db8::/64";
+    let workers = [("first", "192.0.2.2,2001:db8::2"), ("second", "192.0.2.3,2001:db8::3")]
+        .map(|(name, addresses)| (name, addresses, Worker::on_segment(&world, segment, name, addresses)));
+    let ranges = ["--cluster-cidr", "10.244.0.0/16,fd00:10:244::/56"];
+    let services = ["--service-cluster-ip-range", "10.96.0.0/16,fd00:10:96::/108"];
+    let _server = start_server(&world, &[ranges, services].concat());
+    let token = world.ferrite(&["token", "create"]).output().unwrap();
+    let token = String::from_utf8(token.stdout).unwrap();
+    let join = ["--server", "https://192.0.2.1:6443", "--token", token.trim()];
+    let agents =
+        workers.each_ref().map(|(name, _, worker)| worker.agent(&world.path(&format!("{name}.log")), &join));
+    for (name, addresses, _) in &workers {
+        let node = world.watch(&["node", name], |node| condition(node, "Ready") == Some("True"));
+        assert_eq!(texts(&node["spec"]["podCIDRs"], "").len(), 2, "{name}");
+        let found = texts(&node["status"]["addresses"], "address");
+        assert!(addresses.split(',').all(|address| found.iter().any(|known| known == address)), "{found:?}");
+        world.create(&server(&format!("on-{name}"), name));
+    }
+    world.create(&service("on-second", "RequireDualStack", "[IPv6, IPv4]"));
+    let pods = ["on-first", "on-second"].map(|pod| texts(&world.wait_ready(pod)["status"]["podIPs"], "ip"));
+    let addresses = texts(&world.get(&["service", "on-second-requiredualstack"])["spec"]["clusterIPs"], "");
+    assert_eq!((pods[0].len(), pods[1].len(), addresses.len()), (2, 2, 2));
+    for (from, to, ips) in [("on-first", "on-second", &pods[1]), ("on-second", "on-first", &pods[0])] {
+        for address in ips {
+            let url = format!("http://{}:8080/", in_url(address));
+            assert_eq!(get(&world, from, &url), format!("hello {to}"), "{from} to {url}");
+        }
+        for address in &addresses {
+            let url = format!("http://{}/", in_url(address));
+            assert_eq!(get(&world, from, &url), "hello on-second", "{from} to {url}");
+        }
+    }
+    assert_eq!(get(&world, "on-first", "http://on-second-requiredualstack/"), "hello on-second");
+    // The server reaches the pod through its agent, at its first address.
+    let proxied = world.kubectl(&["get", "--raw", "/api/v1/namespaces/default/pods/on-second:8080/proxy/"]);
+    assert!(proxied.contains("hello on-second"), "{proxied}");
+    assert!(world.kubectl(&["logs", "on-second"]).contains("serving on port 8080"));
+    drop(agents);
 }

@@ -273,7 +273,7 @@ fn one_node_takes_no_others() {
 }
 
 /// A `ferrite` process that ends with the test.
-struct Process(Child);
+pub struct Process(Child);
 
 impl Process {
     fn end(mut self) {
@@ -294,25 +294,32 @@ impl Drop for Process {
 }
 
 /// Another machine, with a cable to the first.
-struct Worker {
+pub struct Worker {
     netns: Netns,
     data: PathBuf,
+    name: &'static str,
+    addresses: &'static str,
 }
 
 impl Worker {
     /// Connects both machines: the first has the address 192.0.2.1, the worker 192.0.2.2.
     fn new(world: &World) -> Self {
+        Self::on_segment(world, "192.0.2.0/24", "worker", "192.0.2.2")
+    }
+
+    /// Connects a machine with a segment on which the first machine has the first address of each range.
+    pub fn on_segment(world: &World, ranges: &str, name: &'static str, addresses: &'static str) -> Self {
         let netns = Netns::new();
         let path = netns.path();
         world.netns.run(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
-                let range = "192.0.2.0/24".parse().unwrap();
-                let segment = ferrite_network::Segment::open("machines", range, "none").await.unwrap();
-                segment.attach("cable", &path, "192.0.2.2".parse().unwrap()).await.unwrap();
+                let ranges = ranges.parse().unwrap();
+                let segment = ferrite_network::Segment::open("machines", ranges, "none").await.unwrap();
+                segment.attach(&format!("to-{name}"), &path, addresses.parse().unwrap()).await.unwrap();
             });
         });
-        Self { netns, data: world.path("worker") }
+        Self { netns, data: world.path(name), name, addresses }
     }
 
     fn ferrite(&self, arguments: &[&str]) -> Command {
@@ -322,10 +329,10 @@ impl Worker {
         command
     }
 
-    fn agent(&self, log: &Path, extra: &[&str]) -> Process {
+    pub fn agent(&self, log: &Path, extra: &[&str]) -> Process {
         let log = File::options().create(true).append(true).open(log).unwrap();
-        let mut command =
-            self.ferrite(&["agent", "-v", "2", "--node-name", "worker", "--node-ip", "192.0.2.2"]);
+        let node = ["--node-name", self.name, "--node-ip", self.addresses];
+        let mut command = self.ferrite(&[&["agent", "-v", "2"], &node[..]].concat());
         Process(command.args(extra).stdout(Stdio::null()).stderr(log).spawn().unwrap())
     }
 
@@ -345,8 +352,8 @@ impl Drop for Worker {
     }
 }
 
-fn start_server(world: &World) -> Process {
-    let mut command = world.ferrite(&["server", "--advertise-address", "192.0.2.1"]);
+pub fn start_server(world: &World, extra: &[&str]) -> Process {
+    let mut command = world.ferrite(&[&["server", "--advertise-address", "192.0.2.1"], extra].concat());
     let log = File::options().create(true).append(true).open(world.path("up.log")).unwrap();
     let mut child = command.stdout(Stdio::piped()).stderr(log).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
@@ -362,7 +369,7 @@ fn start_server(world: &World) -> Process {
 fn an_agent_joins_a_server_with_a_token_and_needs_it_once() {
     let world = World::prepare(&[]);
     let worker = Worker::new(&world);
-    let server = start_server(&world);
+    let server = start_server(&world, &[]);
     let token = |arguments: &[&str]| {
         let output = world.ferrite(&[&["token"], arguments].concat()).output().unwrap();
         assert!(output.status.success(), "{output:?}");
@@ -401,7 +408,7 @@ fn an_agent_joins_a_server_with_a_token_and_needs_it_once() {
     let pid = container_pid(&pod);
     agent.end();
     server.end();
-    let _server = start_server(&world);
+    let _server = start_server(&world, &[]);
     token(&["revoke", good.split('.').nth(1).unwrap()]);
     let _agent = worker.agent(&log, &[]);
     world.watch(&["node", "worker"], is_ready_node);
