@@ -1,7 +1,7 @@
 //! State shared by the watchers of a resource: each event is decoded and encoded once, however many there
 //! are.
 
-use super::Facts;
+use super::{Facts, Selectors};
 use bytes::Bytes;
 use ferrite_api::Status;
 use ferrite_api::resource::Resource;
@@ -149,11 +149,29 @@ impl Hub {
 pub(crate) struct Event {
     pub change: Change,
     at: Instant,
-    now: OnceLock<Option<Facts>>,
-    before: OnceLock<Option<Facts>>,
+    now: Known,
+    before: Known,
     frames: Mutex<Vec<(FrameKey, Bytes)>>,
     /// Counts the bytes of frames of all events of the hub.
     counted: Option<Arc<AtomicUsize>>,
+}
+
+/// Selectable facts about one state of an object, computed when somebody needs them.
+#[derive(Default)]
+struct Known {
+    metadata: OnceLock<Option<Facts>>,
+    all: OnceLock<Option<Facts>>,
+}
+
+impl Known {
+    fn selected(&self, selectors: &Selectors, resource: &Resource, entry: &Entry) -> bool {
+        let metadata = self.metadata.get_or_init(|| Facts::of_metadata(entry)).as_ref();
+        let by_text = metadata.and_then(|metadata| selectors.matches_text(resource, entry, metadata));
+        by_text.unwrap_or_else(|| {
+            let all = self.all.get_or_init(|| Facts::of(resource, entry)).as_ref();
+            all.is_some_and(|facts| selectors.matches(facts))
+        })
+    }
 }
 
 /// The properties that distinguish two frames of an event.
@@ -188,23 +206,19 @@ impl Event {
         Self {
             change,
             at: Instant::now(),
-            now: OnceLock::new(),
-            before: OnceLock::new(),
+            now: Known::default(),
+            before: Known::default(),
             frames: Mutex::default(),
             counted,
         }
     }
 
-    /// The object's selectable facts after the change; none if it is gone.
-    pub fn now(&self, resource: &Resource) -> Option<&Facts> {
-        let entry = self.change.entry.as_ref()?;
-        self.now.get_or_init(|| Facts::of(resource, entry)).as_ref()
-    }
-
-    /// Its selectable facts before the change; none if it did not exist.
-    pub fn before(&self, resource: &Resource) -> Option<&Facts> {
-        let entry = self.change.previous.as_ref()?;
-        self.before.get_or_init(|| Facts::of(resource, entry)).as_ref()
+    /// Returns true for the object before the change, and for the one after it, if the selectors select it.
+    pub fn selected(&self, selectors: &Selectors, resource: &Resource) -> (bool, bool) {
+        let of = |entry: Option<&Arc<Entry>>, known: &Known| {
+            entry.is_some_and(|entry| known.selected(selectors, resource, entry))
+        };
+        (of(self.change.previous.as_ref(), &self.before), of(self.change.entry.as_ref(), &self.now))
     }
 
     /// The object an event of this type shows: of a deletion, the last state numbered with the deletion.

@@ -54,6 +54,24 @@ impl Selectors {
         facts.is_some_and(|facts| self.matches(&facts))
     }
 
+    /// As [`Selectors::matches`], where the facts are those of the metadata and the other fields are read as text. None if
+    /// that does not do: all facts are needed.
+    pub fn matches_text(&self, resource: &Resource, entry: &Entry, metadata: &Facts) -> Option<bool> {
+        if !self.labels.matches(&metadata.labels) {
+            return Some(false);
+        }
+        for term in self.fields.terms() {
+            let text = match term.field.as_str() {
+                field if field.starts_with("metadata.") => metadata.field(field).as_bytes(),
+                field => scanned::text_of(resource, entry.plain(), field)?,
+            };
+            if (text == term.value.as_bytes()) != term.equal {
+                return Some(false);
+            }
+        }
+        Some(true)
+    }
+
     pub fn matches(&self, facts: &Facts) -> bool {
         self.labels.matches(&facts.labels)
             && self.fields.terms().iter().all(|term| (facts.field(&term.field) == term.value) == term.equal)
@@ -98,7 +116,7 @@ impl Facts {
     }
 
     /// The facts from the metadata alone; the rest of the object is not parsed.
-    fn of_metadata(entry: &Entry) -> Option<Self> {
+    pub fn of_metadata(entry: &Entry) -> Option<Self> {
         let metadata: Metadata = ferrite_json::from_slice(stored::metadata(entry.plain())?).ok()?;
         let Metadata { name, namespace, labels } = metadata;
         Some(Self { name, namespace, labels, fields: Vec::new() })
@@ -155,8 +173,21 @@ mod tests {
             };
             let selectors = Selectors::parse(pods, &options).unwrap();
             assert_eq!(selectors.select(pods, &entry), expected, "{labels} {fields}");
+            let metadata = Facts::of_metadata(&entry).unwrap();
+            assert_eq!(selectors.matches_text(pods, &entry, &metadata), Some(expected), "{labels} {fields}");
             let facts = Facts::of(pods, &entry).unwrap();
             assert_eq!(selectors.matches(&facts), expected, "{labels} {fields}");
+        }
+        // Values that are no text, or may have a default, are not guessed.
+        let metadata = Facts::of_metadata(&entry).unwrap();
+        for field in ["spec.hostNetwork=false", "status.podIP=", "spec.restartPolicy=Always"] {
+            let options = ListOptions { field_selector: field.into(), ..ListOptions::default() };
+            let selectors = Selectors::parse(pods, &options).unwrap();
+            assert_eq!(selectors.matches_text(pods, &entry, &metadata), None, "{field}");
+            assert_eq!(
+                scanned::selects(&selectors.labels, selectors.fields.terms(), pods, entry.plain()),
+                None
+            );
         }
     }
 }

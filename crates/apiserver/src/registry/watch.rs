@@ -219,14 +219,9 @@ impl WatchStream {
 
     /// An object that comes into or leaves the selection is added or deleted for this watcher.
     fn seen_as(&self, event: &Event) -> Option<EventType> {
-        let (before, now) = if self.selectors.is_everything() {
-            (event.change.previous.is_some(), event.change.entry.is_some())
-        } else {
-            let selected = |facts| self.selectors.matches(facts);
-            (
-                event.before(&self.resource).is_some_and(selected),
-                event.now(&self.resource).is_some_and(selected),
-            )
+        let (before, now) = match self.selectors.is_everything() {
+            true => (event.change.previous.is_some(), event.change.entry.is_some()),
+            false => event.selected(&self.selectors, &self.resource),
         };
         match (before, now) {
             (false, true) => Some(EventType::Added),

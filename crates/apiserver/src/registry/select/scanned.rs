@@ -28,18 +28,25 @@ pub(super) fn selects(
         let text = match term.field.as_str() {
             "metadata.name" => text_in(metadata, place_of(metadata, "name")?)?,
             "metadata.namespace" => text_in(metadata, place_of(metadata, "namespace")?)?,
-            field if resource.strategy.text_fields().contains(&field) => match place_of(object, field)? {
-                // An object that somebody else stored may lack a value that it has by default.
-                FieldPlace::Absent => return None,
-                place => text_in(object, place)?,
-            },
-            _ => return None,
+            field => text_of(resource, object, field)?,
         };
         if (text == term.value.as_bytes()) != term.equal {
             return Some(false);
         }
     }
     Some(true)
+}
+
+/// The text of a field that is not of the metadata. None if the field is no text, or has another value when it is parsed.
+pub(super) fn text_of<'a>(resource: &Resource, object: &'a [u8], field: &str) -> Option<&'a [u8]> {
+    if !resource.strategy.text_fields().contains(&field) {
+        return None;
+    }
+    match place_of(object, field)? {
+        // An object that somebody else stored may lack a value that it has by default.
+        FieldPlace::Absent => None,
+        place => text_in(object, place),
+    }
 }
 
 /// Labels as they are written: an object of strings without escapes, or nothing.
