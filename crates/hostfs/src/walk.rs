@@ -39,6 +39,8 @@ pub struct Usage {
     pub inodes: u64,
     /// Bytes of the content of everything but directories.
     pub content: u64,
+    /// True if everything was counted. Otherwise there is more than these figures say.
+    pub is_whole: bool,
 }
 
 /// Visits at most `limit` entries below `root`, a directory before its entries. Returns true if the tree
@@ -130,11 +132,12 @@ fn descend(root: &Dir, levels: &[Level]) -> io::Result<(Dir, usize)> {
     Ok((at, levels.len()))
 }
 
-/// Adds up the usage below `root`, at most `limit` entries of it.
+/// Adds up the usage below `root`, at most `limit` entries of it. The author of the tree can use up the limit: with many
+/// files, or by moving directories while they are counted.
 pub fn usage(root: &Path, limit: u64) -> io::Result<Usage> {
     let mut total = Usage::default();
     let root = match Dir::open(root) {
-        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(total),
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Usage { is_whole: true, ..total }),
         other => other?,
     };
     let count = |entry: Visit<'_>| {
@@ -146,8 +149,8 @@ pub fn usage(root: &Path, limit: u64) -> io::Result<Usage> {
         Ok(())
     };
     // Figures of a tree that changes are rough, but its author must not hide files by moving directories.
-    traverse(root, limit, count, Moved::IsLeft)?;
-    Ok(total)
+    let is_whole = traverse(root, limit, count, Moved::IsLeft)?;
+    Ok(Usage { is_whole, ..total })
 }
 
 /// A directory on the way to the current one.
@@ -223,9 +226,12 @@ mod tests {
         assert!(whole.unwrap());
         seen.sort();
         assert_eq!(seen, ["a", "a/b", "a/b/c", "a/b/f", "a/d", "e", "e/link"]);
-        assert_eq!(usage(root.path(), 100).unwrap().inodes, 7);
-        assert_eq!(usage(root.path(), 3).unwrap().inodes, 3, "the walk is bounded");
-        assert_eq!(usage(&root.path().join("none"), 3).unwrap(), Usage::default());
+        for (limit, inodes, is_whole) in [(100, 7, true), (7, 7, true), (3, 3, false)] {
+            let counted = usage(root.path(), limit).unwrap();
+            assert_eq!((counted.inodes, counted.is_whole), (inodes, is_whole), "{limit}");
+        }
+        let nothing = Usage { is_whole: true, ..Usage::default() };
+        assert_eq!(usage(&root.path().join("none"), 3).unwrap(), nothing);
     }
 
     #[test]

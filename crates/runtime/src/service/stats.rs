@@ -15,6 +15,7 @@ use super::state::{Container, LayerUsage, Sandbox, Status};
 use crate::supervisor::sandbox::{IDENTITY, alive};
 use crate::sys;
 use ferrite_cgroup::Layout;
+use ferrite_hostfs::Usage;
 
 /// Age up to which a count of a writable layer is reused: walking the layer is the most expensive step
 /// here.
@@ -103,10 +104,18 @@ fn how_to_count(last: Option<(Duration, u64)>) -> Count {
 
 /// Counts the files of a layer. Unreadable files count as nothing; a file with several names counts once per name.
 fn count(container: &Container, limit: u64) -> LayerUsage {
-    let counted = ferrite_hostfs::usage(&container.bundle.join("upper"), limit).unwrap_or_default();
-    let usage = LayerUsage { at: Instant::now(), bytes: counted.bytes, inodes: counted.inodes };
+    let counted = ferrite_hostfs::usage(&container.bundle.join("upper"), limit);
+    let counted = counted.unwrap_or(Usage { is_whole: true, ..Usage::default() });
+    let usage =
+        LayerUsage { at: Instant::now(), bytes: counted.bytes, inodes: files_counted(&counted, limit) };
     container.note_layer_usage(usage);
     usage
+}
+
+/// The number of files to show. A container that moves directories uses up the limit with few files: a count that ended early
+/// shows the limit at least, so that more are counted beside, and kubelets know.
+fn files_counted(counted: &Usage, limit: u64) -> u64 {
+    if counted.is_whole { counted.inodes } else { counted.inodes.max(limit) }
 }
 
 /// Disk usage of the container's writable layer, counted anew when the last count is old. The figures of a layer with
@@ -425,6 +434,14 @@ impl Inner {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_count_that_ended_early_is_known_by_its_files() {
+        for (inodes, is_whole, expected) in [(5, true, 5), (5, false, 20), (20, false, 20), (25, true, 25)] {
+            let counted = Usage { inodes, is_whole, ..Usage::default() };
+            assert_eq!(files_counted(&counted, 20), expected, "{counted:?}");
+        }
+    }
 
     #[test]
     fn nobody_waits_for_many_files() {

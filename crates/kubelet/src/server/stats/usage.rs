@@ -11,8 +11,25 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Most files counted for one figure. A pod could hide large files behind as many empty ones.
+/// Most files counted for one figure.
 const MAX_COUNTED: u64 = 16 << 20;
+
+/// The usage of a directory that containers write. One that was not counted whole counts as everything: a pod could hide
+/// large files behind very many empty ones, or behind directories that it moves while they are counted.
+fn space(path: &Path, limit: u64) -> Usage {
+    match counted(path, limit) {
+        Ok(found) if !found.is_whole => Usage { bytes: u64::MAX, ..found },
+        Ok(found) => found,
+        // Errors are the node's, not the pod's.
+        Err(_) => Usage { is_whole: true, ..Usage::default() },
+    }
+}
+
+/// Bytes of a writable layer, which the runtime counts. Ours shows at least as many files as it counts at most where there
+/// are more.
+fn layer_bytes(bytes: u64, inodes: u64) -> u64 {
+    if inodes >= MAX_COUNTED { u64::MAX } else { bytes }
+}
 
 /// Resource usage of each of these pods, by its UID. Files are counted only `with_disk`: that may take
 /// long.
@@ -47,13 +64,15 @@ fn measure(pod: &Pod, figures: &Pods, places: Option<(&PathBuf, &PathBuf)>) -> P
         }
     }
     let Some((root, logs)) = places else { return usage };
-    let count = |path: &Path| counted(path, MAX_COUNTED).unwrap_or_default();
+    let count = |path: &Path| space(path, MAX_COUNTED);
     let (mut bytes, mut inodes) = (0u64, 0u64);
     for (name, stats) in &found.containers {
         let layer = stats.writable_layer.clone().unwrap_or_default();
         let log = count(&logs.join(id.log_directory()).join(name));
-        let used = number(&layer.used_bytes).unwrap_or(0).saturating_add(log.bytes);
-        inodes = inodes.saturating_add(number(&layer.inodes_used).unwrap_or(0)).saturating_add(log.inodes);
+        let files = number(&layer.inodes_used).unwrap_or(0);
+        let written = layer_bytes(number(&layer.used_bytes).unwrap_or(0), files);
+        let used = written.saturating_add(log.bytes);
+        inodes = inodes.saturating_add(files).saturating_add(log.inodes);
         bytes = bytes.saturating_add(used);
         usage.container_disk.insert(name.clone(), used);
     }
@@ -92,6 +111,26 @@ mod tests {
     use super::*;
     use crate::server::stats::{PodFigures, PodKey};
     use ferrite_json::json;
+
+    #[test]
+    fn nothing_hides_behind_many_files() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["a", "b", "c"] {
+            std::fs::write(dir.path().join(name), "").unwrap();
+        }
+        let root = tempfile::tempdir().unwrap();
+        for (path, limit, expected) in [
+            (dir.path().to_owned(), 3, 0),
+            (dir.path().to_owned(), 2, u64::MAX),
+            (root.path().join("none"), 2, 0),
+            (dir.path().join("a"), 2, 0),
+        ] {
+            assert_eq!(space(&path, limit).bytes, expected, "{path:?} {limit}");
+        }
+        for (inodes, expected) in [(0, 7), (MAX_COUNTED - 1, 7), (MAX_COUNTED, u64::MAX)] {
+            assert_eq!(layer_bytes(7, inodes), expected, "{inodes}");
+        }
+    }
 
     #[test]
     fn files_of_the_kubelet_that_containers_write_are_theirs() {
