@@ -332,6 +332,12 @@ impl Connection {
         self.change("bring a link up", change_of(name, UP, UP)).await
     }
 
+    /// Returns when packets pass a link that has a carrier. The kernel activates such a link a moment later, and drops what
+    /// is sent until then, but at once for somebody who looks it up (since 6.8).
+    pub async fn settle_link(&self, name: &str) -> Result<(), Error> {
+        self.get_link_by_name(name).await.map(drop)
+    }
+
     pub async fn set_link_down(&self, name: &str) -> Result<(), Error> {
         self.change("take a link down", change_of(name, 0, UP)).await
     }

@@ -242,6 +242,11 @@ impl Bridge {
             addresses::add(&pod_conn, link, *address, range).await.map_err(fail("address"))?;
         }
         pod_conn.set_link_up(link).await.map_err(fail(link))?;
+        // A pod's first packets pass: its sender would repeat them after a second.
+        for name in [host_end, &self.config.name] {
+            self.conn.settle_link(name).await.map_err(fail(name))?;
+        }
+        pod_conn.settle_link(link).await.map_err(fail(link))?;
         if port.default_route {
             self.route(&pod_conn, link).await.map_err(fail("default route"))?;
         } else if let Some((gateway, range)) = self.ipv6() {

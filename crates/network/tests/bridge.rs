@@ -489,6 +489,8 @@ async fn a_limit_of_what_a_pod_sends_is_not_its_to_remove() {
     bridge.attach("a", &a.path, &limited).await.unwrap();
     let to = attach(&bridge, "b", &b).await;
     assert!(a.route().del_queue("eth0").await.unwrap());
+    // The kernel activates a link a moment later, and drops packets until then.
+    echo(&a, &b, to);
     let heard = b.run(|| std::net::UdpSocket::bind((to, 0)).unwrap());
     nix::sys::socket::setsockopt(&heard, nix::sys::socket::sockopt::RcvBufForce, &(8 << 20)).unwrap();
     let target = heard.local_addr().unwrap();

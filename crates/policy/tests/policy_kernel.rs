@@ -109,6 +109,10 @@ impl World {
         self.guard.change(|engine| engine.set_pod(&Name::new("ns", name), Some(facts)));
         let pod = PodRef { namespace: "ns".into(), name: name.into(), ..PodRef::default() };
         let address = self.bridge.attach(name, &ns.path, &pod).await.unwrap().ips[0];
+        // The kernel activates a link a moment later, and what it drops until then is repeated after a second.
+        let gateway = SocketAddr::new(*self.bridge.gateways().primary(), 1);
+        let refused = ns.run(|| TcpStream::connect_timeout(&gateway, PATIENCE).unwrap_err().kind());
+        assert_eq!(refused, io::ErrorKind::ConnectionRefused);
         for port in [80, 81, 8080] {
             let listener = ns.run(|| TcpListener::bind((anywhere(address), port)).unwrap());
             thread::spawn(move || {
