@@ -73,6 +73,18 @@ async fn inventory(ns: &TestNs) -> Vec<String> {
     seen
 }
 
+/// Addresses beyond the link that cannot be used until the kernel has looked for duplicates.
+fn tentative(ns: &TestNs) -> Vec<String> {
+    let text = ns.run(|| std::fs::read_to_string("/proc/thread-self/net/if_inet6").unwrap());
+    let flag = |text: &str| u8::from_str_radix(text, 16).unwrap() & 0x40 != 0;
+    let lines = text.lines().filter(|line| {
+        // Address, index, length of the prefix, scope, flags, link.
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        fields[3] == "00" && flag(fields[4])
+    });
+    lines.map(str::to_owned).collect()
+}
+
 #[tokio::test]
 async fn pods_with_both_families_talk_at_once() {
     for (pods, wanted) in [(BOTH, "10.244.1.2 fd00:244:0:1::2"), (SIX, "fd00:244:0:1::2")] {
@@ -82,12 +94,13 @@ async fn pods_with_both_families_talk_at_once() {
         let (ips_a, ips_b) = (attach(&bridge, "a", &a).await, attach(&bridge, "b", &b).await);
         let text: Vec<String> = ips_a.iter().map(ToString::to_string).collect();
         assert_eq!(text.join(" "), wanted);
-        // The first packets: nothing waits for the detection of duplicates.
+        // Nothing waits for the detection of duplicates, which takes a second.
+        for ns in [&node, &a, &b] {
+            assert_eq!(tentative(ns), [""; 0]);
+        }
         let target = SocketAddr::new(v6(&ips_b).into(), 9);
-        let begin = std::time::Instant::now();
         let refused = a.run(|| TcpStream::connect_timeout(&target, Duration::from_secs(10)).unwrap_err());
         assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
-        assert!(begin.elapsed() < Duration::from_millis(500), "{:?}", begin.elapsed());
         for (from, to) in ips_a.iter().zip(&ips_b) {
             assert_eq!(echo(&a, &b, *to), format!("ping from {from}"));
             assert_eq!(echo(&b, &a, *from), format!("ping from {to}"));

@@ -308,7 +308,12 @@ impl Worker {
     }
 
     /// Connects a machine with a segment on which the first machine has the first address of each range.
-    pub fn on_segment(world: &World, ranges: &str, name: &'static str, addresses: &'static str) -> Self {
+    pub fn on_segment(
+        world: &World,
+        ranges: &'static str,
+        name: &'static str,
+        addresses: &'static str,
+    ) -> Self {
         let netns = Netns::new();
         let path = netns.path();
         world.netns.run(move || {
