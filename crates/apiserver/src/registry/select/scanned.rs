@@ -59,8 +59,7 @@ impl<'a> ScannedLabels<'a> {
             return Some(Self(""));
         }
         let labels = Self(std::str::from_utf8(&text[..scan::value_end(text, 0)?]).ok()?);
-        let mut pairs = labels.pairs();
-        while let Some(pair) = pairs.next() {
+        for pair in labels.pairs() {
             pair?;
         }
         Some(labels)
