@@ -130,7 +130,7 @@ mod tests {
 
     fn accounts(count: usize) -> Vec<Account> {
         let traffic = Arc::new(Traffic::new(ConnectionLimits::default()));
-        let account = |n: usize| traffic.account(&User::new(&format!("user-{n}"), ["group"]));
+        let account = |n: usize| traffic.account(&User::new(format!("user-{n}"), ["group"]));
         (0..count).filter_map(account).collect()
     }
 

@@ -115,9 +115,11 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    type LabelPairs = [(&'static str, &'static str)];
+
     #[test]
     fn labels_are_read_where_they_stand() {
-        let rows: [(&str, Option<&[(&str, &str)]>); 12] = [
+        let rows: [(&str, Option<&LabelPairs>); 12] = [
             ("{}", Some(&[])),
             ("null,", Some(&[])),
             (r#"{"a":"b"},"annotations":{"c":"d"}"#, Some(&[("a", "b")])),
