@@ -20,7 +20,7 @@ const FLAGS: u16 = 8;
 const NO_DUPLICATE_DETECTION: u32 = 2;
 const DEPRECATED: u32 = 0x20;
 
-/// How far an address is valid. The kernel takes the scope of IPv6 from the address.
+/// The range in which an address is valid. The kernel takes the scope of IPv6 from the address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(u8)]
 pub enum Scope {

@@ -28,13 +28,13 @@ pub mod table {
     pub const MAIN: u32 = 254;
 }
 
-/// Who made a route.
+/// The origin of a route.
 pub mod protocol {
     /// Made by hand.
     pub const BOOT: u8 = 3;
 }
 
-/// What happens to a packet.
+/// The treatment of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RouteType {
     Unicast,
