@@ -1,7 +1,7 @@
 //! Routes to the pods of other nodes follow the Node objects.
 
 use crate::apiserver::BoxError;
-use ferrite_client::{Api, Backoff, Informer, ListSelector, Scope};
+use ferrite_client::{Api, Backoff, Change, Informer, ListSelector, Scope};
 use ferrite_network::{Changes, Cidr, Cidrs, IpFamily, Peer, Router, RouterConfig};
 use k8s_openapi::api::core::v1::Node;
 use std::net::IpAddr;
@@ -22,7 +22,11 @@ pub async fn start(
     let nodes = Informer::start_slim(Api::all(client), ListSelector::everything(), scope, slim);
     let wake = Arc::new(Notify::new());
     let woken = Arc::clone(&wake);
-    nodes.subscribe(move |_| woken.notify_one());
+    nodes.subscribe(move |change| {
+        if moves_routes(change) {
+            woken.notify_one();
+        }
+    });
     scope.spawn(watch_kernel(changes, Arc::clone(&wake)));
     scope.spawn(follow(own.to_owned(), router, nodes, wake));
     Ok(())
@@ -32,6 +36,14 @@ pub async fn start(
 async fn watch_kernel(mut changes: Changes, wake: Arc<Notify>) {
     while changes.next().await.is_ok() {
         wake.notify_one();
+    }
+}
+
+/// False for the heartbeats of nodes, which are most of their changes: routes are compared with all that the kernel has.
+fn moves_routes(change: &Change<Node>) -> bool {
+    match change {
+        Change::Added(_) | Change::Deleted(_) => true,
+        Change::Updated { old, new } => Place::of(old) != Place::of(new),
     }
 }
 
@@ -56,18 +68,35 @@ async fn follow(own: String, mut router: Router, nodes: Informer<Node>, wake: Ar
     }
 }
 
+/// The facts about a node on which routes depend.
+#[derive(Debug, PartialEq, Eq)]
+struct Place {
+    created: Option<jiff::Timestamp>,
+    addresses: Vec<IpAddr>,
+    pod_cidrs: Vec<Cidr>,
+}
+
+impl Place {
+    fn of(node: &Node) -> Self {
+        Self {
+            created: node.metadata.creation_timestamp.as_ref().map(|time| time.0),
+            addresses: internal_addresses(node),
+            pod_cidrs: pod_cidrs(node),
+        }
+    }
+}
+
 /// The other nodes that have pods, the oldest first.
 fn peers(own: &str, nodes: &[Arc<Node>]) -> Vec<Peer> {
     let mut peers: Vec<_> = nodes
         .iter()
         .filter_map(|node| {
             let name = node.metadata.name.as_deref().filter(|name| *name != own)?;
-            let (pod_cidrs, addresses) = (pod_cidrs(node), internal_addresses(node));
+            let Place { created, addresses, pod_cidrs } = Place::of(node);
             if pod_cidrs.is_empty() || addresses.is_empty() {
                 return None;
             }
-            let age = (node.metadata.creation_timestamp.as_ref().map(|time| time.0), name.to_owned());
-            Some((age, Peer { name: name.to_owned(), addresses, pod_cidrs }))
+            Some(((created, name.to_owned()), Peer { name: name.to_owned(), addresses, pod_cidrs }))
         })
         .collect();
     peers.sort_by(|(a, _), (b, _)| a.cmp(b));
@@ -114,6 +143,24 @@ fn slim(node: &mut Node) {
 mod tests {
     use super::*;
     use ferrite_json::json;
+
+    #[test]
+    fn heartbeats_leave_routes_alone() {
+        let node = |address: &str, ready: &str| -> Arc<Node> {
+            let mut node = ferrite_json::from_value(json!({"metadata": {"name": "a"},
+                "spec": {"podCIDRs": ["10.244.1.0/24"]}, "status": {
+                    "addresses": [{"type": "InternalIP", "address": address}],
+                    "conditions": [{"type": "Ready", "status": ready, "lastHeartbeatTime": "2026-01-01T00:00:00Z"}]}}))
+            .unwrap();
+            slim(&mut node);
+            Arc::new(node)
+        };
+        let update = |new: Arc<Node>| Change::Updated { old: node("192.0.2.1", "True").into(), new };
+        assert!(!moves_routes(&update(node("192.0.2.1", "False"))));
+        assert!(moves_routes(&update(node("192.0.2.2", "True"))));
+        assert!(moves_routes(&Change::Added(node("192.0.2.1", "True"))));
+        assert!(moves_routes(&Change::Deleted(node("192.0.2.1", "True"))));
+    }
 
     #[test]
     fn peers_are_sorted_by_the_age_of_their_objects() {

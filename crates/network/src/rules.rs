@@ -246,11 +246,15 @@ pub(crate) fn remove_segment_isolation(host: &Netns, segment: &str) -> Result<()
     delete_tables(&mut rules, &isolation_table(segment))
 }
 
-/// Deletes the tables of a name of both IP families.
+/// Deletes the tables of a name of both IP families. A transaction makes the kernel wait for all processors, also one
+/// that finds nothing to delete; a list of the tables does not.
 pub(crate) fn delete_tables(rules: &mut Ruleset, name: &str) -> Result<(), NetworkError> {
-    for family in IpFamily::BOTH {
-        let fail = NetworkError::netlink(format!("remove nftables table {name}"));
-        rules.delete_table(family.into(), name).map_err(fail)?;
+    let fail = || NetworkError::netlink(format!("remove nftables table {name}"));
+    let present = rules.tables().map_err(fail())?;
+    for family in IpFamily::BOTH.map(TableFamily::from) {
+        if present.iter().any(|table| table.family == family && table.name == name) {
+            rules.delete_table(family, name).map_err(fail())?;
+        }
     }
     Ok(())
 }

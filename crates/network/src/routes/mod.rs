@@ -10,6 +10,7 @@ mod plan;
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
+use std::sync::Arc;
 
 use ferrite_netlink::{
     AddressEntry, Connection, Error, ForwardingEntry, Link, Neighbour, Netns, NetworkEvent, NetworkEvents,
@@ -52,7 +53,7 @@ fn tunnel_link(bridge: &str) -> String {
 /// Keeps the routes of one node to the pods of all others.
 pub struct Router {
     config: RouterConfig,
-    host: Netns,
+    host: Arc<Netns>,
     conn: Connection,
     /// Nodes that the tunnel leads to.
     tunnels: BTreeSet<(Cidr, IpAddr)>,
@@ -78,6 +79,7 @@ impl Router {
         let conn = Connection::new_in(&host).map_err(NetworkError::netlink("open a netlink socket"))?;
         // Its neighbours may be those of a cluster that has changed since.
         delete_link(&conn, &tunnel_link(&config.bridge)).await?;
+        let host = Arc::new(host);
         Ok(Self { config, host, conn, tunnels: BTreeSet::new(), guard: None, refused: BTreeSet::new() })
     }
 
@@ -97,7 +99,7 @@ impl Router {
                 Hop::Direct { .. } => None,
             })
             .collect();
-        self.keep_out(peers, &tunnels)?;
+        self.keep_out(peers, &tunnels).await?;
         let tunnel = self.lead_tunnel(&tunnels).await?;
         let present = self.present().await?;
         for (cidr, hop) in &plan.hops {
@@ -124,7 +126,8 @@ impl Router {
         }
         self.tunnels = tunnels;
         if self.config.pod_cidrs.is_some() {
-            rules::open_forward(&self.host, &self.config.bridge, self.config.cluster_cidrs)?;
+            let cluster = self.config.cluster_cidrs;
+            self.with_rules(move |host, bridge| rules::open_forward(host, bridge, cluster)).await?;
         }
         if self.tunnels.is_empty() {
             delete_link(&self.conn, &tunnel_link(&self.config.bridge)).await?;
@@ -133,17 +136,39 @@ impl Router {
     }
 
     /// Keeps pods out of the tunnels of this node and of the peers, which may have one where this node has none.
-    fn keep_out(&mut self, peers: &[Peer], tunnels: &BTreeSet<(Cidr, IpAddr)>) -> Result<(), NetworkError> {
+    async fn keep_out(
+        &mut self,
+        peers: &[Peer],
+        tunnels: &BTreeSet<(Cidr, IpAddr)>,
+    ) -> Result<(), NetworkError> {
         if self.config.encapsulation == Encapsulation::Never {
             self.guard = None;
-            return guard::remove(&self.host, &self.config.bridge);
+            return self.with_rules(guard::remove).await;
         }
         let own = *self.config.node_ips.primary();
         let nodes = peers.iter().flat_map(|peer| peer.addresses.iter().copied());
         let wanted = Guard::new(own, nodes, tunnels.iter().map(|(_, node)| *node).collect());
-        wanted.set(&self.host, &self.config.bridge, self.guard.as_ref())?;
-        self.guard = Some(wanted);
+        let present = self.guard.take();
+        self.guard = Some(
+            self.with_rules(move |host, bridge| {
+                wanted.set(host, bridge, present.as_ref())?;
+                Ok(wanted)
+            })
+            .await?,
+        );
         Ok(())
+    }
+
+    /// Runs `work` on nftables rules, away from the async workers: the kernel makes writers of rules wait for all
+    /// processors.
+    async fn with_rules<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Netns, &str) -> Result<T, NetworkError> + Send + 'static,
+    ) -> Result<T, NetworkError> {
+        let (host, bridge) = (Arc::clone(&self.host), self.config.bridge.clone());
+        tokio::task::spawn_blocking(move || work(&host, &bridge))
+            .await
+            .unwrap_or_else(|error| Err(NetworkError::Conflict(format!("rules of routes failed: {error}"))))
     }
 
     fn report(&mut self, plan: &Plan) {
