@@ -210,12 +210,17 @@ pub fn block_on<T>(task: impl Future<Output = Result<T, BoxError>>) -> Result<T,
 /// Time limit of calls that are still in progress when a command is done.
 const LEFT_BEHIND: Duration = Duration::from_secs(5);
 
-/// Waits for SIGINT or SIGTERM.
+/// Waits for SIGINT or SIGTERM. A signal that came between two calls ends the second one at once: commands wait for one
+/// while they start, and again when they have started.
 pub async fn interrupted() -> std::io::Result<()> {
     use tokio::signal::unix::{SignalKind, signal};
     watchdog::bound_ending()?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
+    // After the listeners are there: no signal falls between them and this.
+    if watchdog::is_asked_to_end() {
+        return Ok(());
+    }
     tokio::select! {
         _ = interrupt.recv() => {}
         _ = terminate.recv() => {}

@@ -38,6 +38,11 @@ pub fn bound_ending() -> std::io::Result<()> {
     Ok(())
 }
 
+/// True if a signal has asked the process to end since the first call of [`bound_ending`].
+pub fn is_asked_to_end() -> bool {
+    ASKED_TO_END.load(Ordering::Relaxed)
+}
+
 /// A worker thread, as it reports itself.
 #[derive(Debug)]
 struct Worker {
@@ -220,7 +225,7 @@ fn start(
             if bursts.is_over(ferrite_memory::usage::processor_time(std::process::id()), passed) {
                 ferrite_memory::give_back();
             }
-            if ASKED_TO_END.load(Ordering::Relaxed) {
+            if is_asked_to_end() {
                 let since = *ending.get_or_insert_with(Instant::now);
                 if since.elapsed() >= patience {
                     let places = all.iter().map(|worker| describe(worker.thread)).collect();

@@ -142,3 +142,34 @@ fn a_signal_is_obeyed_when_every_worker_is_stuck() {
     assert!(lines.any(|line| line.contains("ends at once")), "the watchdog ends the process");
     assert_eq!(child.wait().unwrap().code(), Some(1));
 }
+
+/// Run by the next test as a process of its own, because the signal is the whole process's.
+#[test]
+#[ignore = "it ends its process's waiting for good"]
+fn a_process_that_gets_a_signal_between_two_waits() {
+    let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        // The command has started before a signal came.
+        tokio::select! {
+            biased;
+            _ = crate::cli::interrupted() => panic!("nobody has sent a signal"),
+            () = std::future::ready(()) => {}
+        }
+        nix::sys::signal::raise(nix::sys::signal::Signal::SIGTERM).unwrap();
+        crate::cli::interrupted().await.unwrap();
+    });
+    eprintln!("interrupted");
+}
+
+#[test]
+fn a_signal_between_two_waits_is_not_lost() {
+    use std::io::{BufRead, BufReader};
+    use std::process::{Command, Stdio};
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    let test = "watchdog::tests::a_process_that_gets_a_signal_between_two_waits";
+    command.args(["--exact", test, "--nocapture", "--ignored"]);
+    let mut child = command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+    assert!(lines.any(|line| line.contains("interrupted")), "the second wait ends");
+    assert!(child.wait().unwrap().success());
+}
