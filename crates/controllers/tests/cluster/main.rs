@@ -12,6 +12,7 @@ mod collection;
 mod daemons;
 mod deployments;
 mod devices;
+mod faults;
 mod hostile;
 mod jobs;
 mod leader;

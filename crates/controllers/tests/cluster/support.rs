@@ -20,24 +20,32 @@ pub struct Cluster {
     pub client: Client,
     pub context: Context,
     pub store: Arc<ferrite_store::Store>,
-    server: Arc<ApiServer>,
+    pub server: Arc<ApiServer>,
     scope: Scope,
 }
 
-/// Clients with the rights that controllers have in a real cluster.
+/// The user that a controller is in a real cluster, with its rights there.
+pub fn user_of(identity: Identity) -> User {
+    match identity {
+        Identity::Manager => User::new("system:kube-controller-manager", ["system:authenticated"]),
+        Identity::ServiceAccount(name) => User::new(
+            format!("system:serviceaccount:kube-system:{name}"),
+            ["system:serviceaccounts", "system:serviceaccounts:kube-system"],
+        ),
+        Identity::Server => User::new("system:apiserver", ["system:masters"]),
+    }
+}
+
 fn clients(server: &Arc<ApiServer>) -> Clients {
     let server = Arc::clone(server);
-    Arc::new(move |identity| {
-        let user = match identity {
-            Identity::Manager => User::new("system:kube-controller-manager", ["system:authenticated"]),
-            Identity::ServiceAccount(name) => User::new(
-                format!("system:serviceaccount:kube-system:{name}"),
-                ["system:serviceaccounts", "system:serviceaccounts:kube-system"],
-            ),
-            Identity::Server => User::new("system:apiserver", ["system:masters"]),
-        };
-        Client::new(server.in_process_client(user), "default")
-    })
+    Arc::new(move |identity| Client::new(server.in_process_client(user_of(identity)), "default"))
+}
+
+/// Starts every controller that there is.
+pub fn start_controllers(context: &Context) {
+    let names: Vec<&str> =
+        std::iter::once("*").chain(ferrite_controllers::ON_REQUEST.iter().copied()).collect();
+    assert!(start_all(context, &names).is_empty());
 }
 
 impl Cluster {
@@ -52,6 +60,18 @@ impl Cluster {
 
     /// The same, with groups that the server serves without storage.
     pub async fn start_mounted(nodes: &[&str], config: Config, mounted: Vec<Arc<dyn MountedGroup>>) -> Self {
+        let cluster = Self::without_controllers(nodes, config, mounted).await;
+        start_controllers(&cluster.context);
+        cluster.has_default_account().await;
+        cluster
+    }
+
+    /// A server, the scheduler and nodes.
+    pub async fn without_controllers(
+        nodes: &[&str],
+        config: Config,
+        mounted: Vec<Arc<dyn MountedGroup>>,
+    ) -> Self {
         let _ = tracing_subscriber::fmt().with_test_writer().with_max_level(tracing::Level::INFO).try_init();
         let server_config = ServerConfig {
             service_ranges: vec![ferrite_api::Cidr::parse("10.96.0.0/16").unwrap()],
@@ -68,9 +88,6 @@ impl Cluster {
         let scope = Scope::new();
         let config = Config { root_ca: Some("PEM".into()), ..config };
         let context = Context::new(clients(&server), scope.clone(), config);
-        let names: Vec<&str> =
-            std::iter::once("*").chain(ferrite_controllers::ON_REQUEST.iter().copied()).collect();
-        assert!(start_all(&context, &names).is_empty());
         ferrite_scheduler::start(&SchedulerContext {
             client: client.clone(),
             informers: context.informers.clone(),
@@ -86,16 +103,18 @@ impl Cluster {
             cluster.add_node(node).await;
         }
         kubelet::start(&cluster.client, &cluster.context.informers, &cluster.scope);
-        // The server refuses pods in a namespace that has no account yet.
         cluster
-            .eventually("the default account", |accounts: &[Arc<ServiceAccount>]| {
-                accounts
-                    .iter()
-                    .find(|account| account.metadata.namespace.as_deref() == Some("default"))
-                    .map(|_| ())
-            })
-            .await;
-        cluster
+    }
+
+    /// Waits for the account without which the server refuses pods of the namespace `default`.
+    pub async fn has_default_account(&self) {
+        self.eventually("the default account", |accounts: &[Arc<ServiceAccount>]| {
+            accounts
+                .iter()
+                .find(|account| account.metadata.namespace.as_deref() == Some("default"))
+                .map(|_| ())
+        })
+        .await;
     }
 
     /// Gives every claim a volume of its own at once, as a provisioner does.
