@@ -32,7 +32,7 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 #[derive(Debug, Clone, clap::Args)]
 pub struct ServerOptions {
     /// Address to listen on; 0.0.0.0 is all. By default `up` listens where only this machine and its pods reach it, a
-    /// server without a node on all addresses.
+    /// server without a node on all addresses. `up` always listens for its pods and nodes, too.
     #[arg(long, value_name = "IP")]
     pub bind_address: Option<IpAddr>,
     /// Port of the API.

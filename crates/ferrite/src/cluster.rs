@@ -3,6 +3,7 @@
 //! Parts start in the order in which they need each other and stop in reverse. Containers belong to their
 //! supervisors and outlive all of it.
 
+use crate::addresses::{listen_addresses, opened_to};
 use crate::apiserver::{ApiServerHandle, BoxError, Place, ServerOptions, parse_cidrs};
 use crate::control::Control;
 use crate::control_plane::{self, ManagerWork};
@@ -18,6 +19,7 @@ use crate::node::{
 use crate::node_routes;
 use crate::paths::Paths;
 use crate::progress::Progress;
+use crate::readiness::wait_for_nodes;
 use crate::standalone::StandaloneOptions;
 use ferrite_client::{Informers, Scope};
 use ferrite_component::GoDuration;
@@ -147,7 +149,7 @@ impl Cluster {
         };
         // Nobody outside this machine has a reason to reach it unless the user says so: the bridge's address will do.
         let gateways = bridge.gateways();
-        let node_ips = match (&segment, options.server.bind_address) {
+        let node_ips = match (&segment, opened_to(options.server.bind_address)) {
             (Some(segment), _) => segment.addresses(),
             (None, None) => gateways,
             (None, Some(_)) => machine_addresses(gateways).await?,
@@ -155,19 +157,21 @@ impl Cluster {
         let node_ip = *node_ips.primary();
         progress.done("network", &format!("{}, node address {node_ips}", paths.bridge()));
 
-        let mut listen: Vec<IpAddr> = vec![Ipv4Addr::LOCALHOST.into()];
-        listen.extend(gateways.iter());
+        let mut own: Vec<IpAddr> = vec![Ipv4Addr::LOCALHOST.into()];
+        own.extend(gateways.iter());
         if segment.is_some() {
-            listen.extend(node_ips.iter());
+            own.extend(node_ips.iter());
         }
+        let listen = listen_addresses(own, options.server.bind_address);
         let domain = options.dns.cluster_domain.clone();
         let standalone = StandaloneOptions::default();
-        let doors = options.server.bind_address.map_or_else(|| listen.clone(), |address| vec![address]);
+        let doors = listen.clone();
         let acted_on = options.extras.acted_on();
         let pod_ranges = options.cluster_cidr.iter().map(|range| range_of(*range)).collect();
         let place = Place { address: node_ip, listen, whole: true, domain, standalone, acted_on, pod_ranges };
         let mut server = with_node_restriction(&options.server);
         server.enable_bootstrap_token_auth |= segment.is_some();
+        server.bind_address = None;
         let api = ApiServerHandle::start(paths, &server, &place).await?;
         api.write_admin_kubeconfig(paths)?;
         progress.done("API server", &api.url);
@@ -280,10 +284,10 @@ impl Cluster {
     }
 
     /// Waits until all nodes say that they are ready and a pod could be created.
-    pub async fn ready(&self) -> Result<(), BoxError> {
+    pub async fn ready(&self, paths: &Paths, progress: &Progress) -> Result<(), BoxError> {
         let client = self.api.client("system:kube-controller-manager", &[]);
         let nodes = std::iter::once(&self.node_name).chain(&self.others);
-        wait_for_nodes(&client, nodes, &self.scope).await?;
+        wait_for_nodes(&client, nodes, paths, progress, &self.scope).await?;
         if let Some(dns) = &self.dns {
             dns.synced().await;
         }
@@ -320,53 +324,6 @@ impl Cluster {
         }
         self.api.stop().await;
     }
-}
-
-/// Waits until these nodes say that they are ready and a pod could be created.
-pub async fn wait_for_nodes(
-    client: &kube::Client,
-    names: impl Iterator<Item = &String>,
-    scope: &Scope,
-) -> Result<(), BoxError> {
-    use k8s_openapi::api::core::v1::ServiceAccount;
-    let nodes = ferrite_client::Api::<Node>::all(client.clone());
-    for name in names {
-        wait_until(nodes.clone(), name, scope, |node| {
-            let conditions = node.status.as_ref().and_then(|s| s.conditions.as_deref()).unwrap_or_default();
-            conditions.iter().any(|c| c.type_ == "Ready" && c.status == "True")
-        })
-        .await?;
-    }
-    // Pods run as a service account; its controller makes one in every namespace.
-    let accounts = ferrite_client::Api::<ServiceAccount>::namespaced(client.clone(), "default");
-    wait_until(accounts, "default", scope, |_| true).await
-}
-
-/// Waits until the object of that name is as `accept` wants it.
-async fn wait_until<K>(
-    api: ferrite_client::Api<K>,
-    name: &str,
-    scope: &Scope,
-    accept: impl Fn(&K) -> bool + Send + Sync + 'static,
-) -> Result<(), BoxError>
-where
-    K: ferrite_client::Object,
-{
-    use ferrite_client::{Change, Informer, ListSelector};
-    let scope = scope.child();
-    let selector = ListSelector::fields(format!("metadata.name={name}"));
-    let informer = Informer::<K>::start(api, selector, &scope);
-    let (found, mut seen) = tokio::sync::mpsc::channel(1);
-    informer.subscribe(move |change| {
-        let (Change::Added(object) | Change::Updated { new: object, .. }) = change else { return };
-        if accept(object) {
-            // One message is enough; later ones find the channel full or closed.
-            let _ = found.try_send(());
-        }
-    });
-    let told = seen.recv().await;
-    scope.shutdown().await;
-    told.ok_or_else(|| format!("{name} never came to be").into())
 }
 
 /// The length of the prefix of a node's range, as upstream's defaults are.
@@ -585,7 +542,7 @@ async fn start_own_kubelet(
     let subject = Subject { common_name: user.clone(), organization: Some("system:nodes".into()), names };
     let serving = api.pki.ensure("kubelet", &subject, Purpose::Server)?;
     let kubelet = KubeletOptions {
-        address: match options.server.bind_address {
+        address: match opened_to(options.server.bind_address) {
             None => SocketAddr::new(*node.ips.primary(), options.kubelet_port),
             Some(_) if node.ips.of(IpFamily::V6).is_some() => {
                 SocketAddr::from((Ipv6Addr::UNSPECIFIED, options.kubelet_port))

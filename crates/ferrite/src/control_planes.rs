@@ -6,7 +6,7 @@
 use crate::agent::bootstrap::{Credential, client};
 use crate::agent::servers::{ServerAddress, Servers};
 use crate::apiserver::{BoxError, with_admin};
-use crate::cluster::{ClusterOptions, TOKEN_LIFETIME, open_segment, wait_for_nodes};
+use crate::cluster::{ClusterOptions, TOKEN_LIFETIME, open_segment};
 use crate::joining::token::JoinToken;
 use crate::kubeconfig::{self, Access};
 use crate::machines::control_plane::{
@@ -16,6 +16,7 @@ use crate::machines::{Machine, MachineOptions, Machines, Role};
 use crate::node::CgroupDriver;
 use crate::paths::Paths;
 use crate::progress::Progress;
+use crate::readiness::wait_for_nodes;
 use clap::parser::ValueSource;
 use ferrite_client::Scope;
 use ferrite_network::Segment;
@@ -221,8 +222,8 @@ impl ControlPlanes {
     }
 
     /// Waits until all nodes say that they are ready and a pod could be created.
-    pub async fn ready(&self) -> Result<(), BoxError> {
-        wait_for_nodes(&self.admin, self.nodes.iter(), &self.scope).await
+    pub async fn ready(&self, paths: &Paths, progress: &Progress) -> Result<(), BoxError> {
+        wait_for_nodes(&self.admin, self.nodes.iter(), paths, progress, &self.scope).await
     }
 
     /// Gives `use_access` the administrator's way in.

@@ -1,6 +1,7 @@
 //! One binary, many names: `ferrite <component>`, or a symlink named like the component.
 
 mod accepted;
+mod addresses;
 mod agent;
 mod alone;
 mod apiserver;
@@ -40,6 +41,7 @@ mod node;
 mod node_routes;
 mod paths;
 mod progress;
+mod readiness;
 mod runtime;
 mod server;
 mod serving;

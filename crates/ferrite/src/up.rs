@@ -77,7 +77,7 @@ impl Up {
         }
         state.save(&paths)?;
         tokio::select! {
-            ready = cluster.ready() => ready?,
+            ready = cluster.ready(&paths, &progress) => ready?,
             signal = interrupted() => {
                 signal?;
                 cluster.stop().await;
@@ -121,7 +121,7 @@ impl Up {
         }
         state.save(paths)?;
         let started = tokio::select! {
-            ready = cluster.ready() => {
+            ready = cluster.ready(paths, progress) => {
                 ready?;
                 true
             }
