@@ -114,7 +114,10 @@ impl Call {
     }
 
     pub fn schema(&self) -> Result<TypeRef, Status> {
-        type_of(&self.resource.gvk())
+        match self.resource.schema {
+            Some(type_) => Ok(type_),
+            None => type_of(&self.resource.gvk()),
+        }
     }
 
     pub async fn read_body(&mut self) -> Result<Bytes, Status> {

@@ -6,11 +6,11 @@ use crate::call::Call;
 use crate::encode;
 use crate::http::Response;
 use crate::options::{FieldValidation, WriteOptions};
-use crate::registry::Update;
 use crate::registry::stored::Written;
+use crate::registry::{Update, beside_spec};
 use ::http::header;
 use bytes::Bytes;
-use ferrite_api::codec::{self, Decoded, yaml};
+use ferrite_api::codec::{self, DecodeError, Decoded, yaml};
 use ferrite_api::field::{FieldError, Path};
 use ferrite_api::resource::Resource;
 use ferrite_api::schema::TypeRef;
@@ -137,14 +137,18 @@ impl Kind {
             let strict = fields.map(|name| format!("unknown field {name:?}")).collect();
             return Ok(Decoded { value: json!({}), strict });
         }
-        let strict = match codec::json::conform_in_place(type_, &mut patched) {
+        let conformed = beside_spec(&mut patched, old, |patched| {
+            let strict = codec::json::conform_in_place(type_, patched)?;
+            ferrite_api::codec::normalise_as_sent(type_, patched);
+            Ok::<_, DecodeError>(strict)
+        });
+        let strict = match conformed {
             Ok(strict) => strict,
             Err(error) => {
                 let why = if self == Self::Strategic { error.unstructured() } else { error.to_string() };
                 return Err(self.refused(type_, &patched, document, why));
             }
         };
-        ferrite_api::codec::normalise_as_sent(type_, &mut patched);
         patched["kind"] = gvk.kind.clone().into();
         patched["apiVersion"] = gvk.api_version().into();
         Ok(Decoded { value: patched, strict })

@@ -12,6 +12,7 @@
 //! `serde_json` reads 128 levels, the codecs of the API fewer. Code that nests one value in another checks the outcome
 //! with [`Value::count_within`] first.
 
+mod compact;
 mod de;
 mod macros;
 mod map;
@@ -20,6 +21,7 @@ mod ser;
 mod value;
 mod write;
 
+pub use compact::from_compact;
 pub use compact_str::CompactString as Text;
 pub use de::{from_slice, from_value};
 pub use map::{Entry, IntoIter, Iter, IterMut, Map};

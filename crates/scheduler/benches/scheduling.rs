@@ -3,13 +3,14 @@
 //!
 //! `cargo bench -p ferrite-scheduler` runs all of it; shapes can be chosen: `-- basic node-affinity spread
 //! pod-affinity anti-affinity preemption unschedulable one thirty-thousand`. `NODES` is the number of nodes, 5,000
-//! without it. Nodes are objects without kubelets. The time of a shape is that from the first create to the last binding.
+//! without it. `METRICS` is a list of beginnings of names: the metrics with such names that changed during the
+//! measurement are printed with their change. `TIMELINE` prints the steps of a few of the last pods. Nodes are objects without kubelets. The time of a shape is that from the first create to the last binding.
 //!
 //! The load is prepared before the clock starts, and its responses are not decoded: the numbers are those of server and
 //! scheduler. Memory is that of the whole process at the end; for `thirty-thousand` once more when it has come to rest.
 #![allow(clippy::unwrap_used, reason = "a benchmark that fails should stop at once")]
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -190,6 +191,7 @@ async fn run(shape: &Shape, nodes: usize) {
     let hopeless = bodies(shape.hopeless, |n| renamed(sized(n, "1000"), format!("hopeless-{n}")));
     create_many(&world.client, PODS, hopeless).await;
     let measured = bodies(shape.measured, shape.pod);
+    let before = metrics();
     let (began, spent) = (Instant::now(), processor_time());
     world.schedule(measured).await;
     let (elapsed, spent) = (began.elapsed(), processor_time() - spent);
@@ -203,6 +205,8 @@ async fn run(shape: &Shape, nodes: usize) {
         spent.as_secs_f64() * 1e6 / count,
         proportional_memory() / 1024
     );
+    print_changes(&before);
+    world.print_timelines();
     if shape.name == THIRTY_THOUSAND {
         tokio::time::sleep(REST).await;
         println!("{:<16} {:>70}", "  at rest", format!("{} MiB", proportional_memory() / 1024));
@@ -222,6 +226,7 @@ struct World {
     /// Pods that were seen with a node.
     bound: Arc<AtomicUsize>,
     changed: Arc<Notify>,
+    pods: Informer<Pod>,
 }
 
 impl World {
@@ -241,7 +246,9 @@ impl World {
         let scheduler = client_of(User::new("system:kube-scheduler", ["system:authenticated"]));
         let scope = Scope::new();
         let informers = Informers::new(scheduler.clone(), scope.clone());
-        let world = Self { client, server, scope, bound: Arc::default(), changed: Arc::default() };
+        let pods: Informer<Pod> = informers.get();
+        let (bound, changed) = (Arc::default(), Arc::default());
+        let world = Self { client, server, scope, bound, changed, pods: pods.clone() };
         ferrite_scheduler::start(&SchedulerContext {
             client: scheduler.clone(),
             informers: informers.clone(),
@@ -252,7 +259,6 @@ impl World {
             extenders: Vec::new(),
         })
         .unwrap();
-        let pods: Informer<Pod> = informers.get();
         let (bound, changed) = (world.bound.clone(), world.changed.clone());
         let seen = Mutex::new(HashSet::new());
         pods.subscribe(move |change| {
@@ -301,6 +307,25 @@ impl World {
         );
     }
 
+    /// Prints the steps in the lives of some pods that the process remembers, in milliseconds since the first.
+    fn print_timelines(&self) {
+        if std::env::var("TIMELINE").is_err() {
+            return;
+        }
+        let pods = self.pods.list();
+        for pod in pods.iter().filter(|pod| pod.metadata.name.as_deref().is_some_and(|n| n.ends_with("77"))) {
+            let mut steps = ferrite_component::steps::of(pod.metadata.uid.as_deref()).steps;
+            steps.sort_by_key(|step| step.began);
+            let Some(first) = steps.first().map(|step| step.began) else { continue };
+            let ms = |micros: u64| micros as f64 / 1e3;
+            println!("  {}", pod.metadata.name.as_deref().unwrap_or_default());
+            for step in &steps {
+                let (began, took) = (ms(step.began - first), ms(step.took));
+                println!("    {began:9.1} +{took:7.1} {} {}: {}", step.component, step.name, step.detail);
+            }
+        }
+    }
+
     async fn stop(self) {
         self.scope.shutdown().await;
         self.server.shutdown().await;
@@ -324,6 +349,31 @@ async fn create_many(client: &Client, path: &str, bodies: Vec<Vec<u8>>) {
             assert!(response.status().is_success(), "{path}: {}", response.status());
         })
         .await;
+}
+
+/// The metrics that `METRICS` asks for.
+fn metrics() -> HashMap<String, f64> {
+    let Ok(names) = std::env::var("METRICS") else { return HashMap::new() };
+    let names: Vec<&str> = names.split(',').collect();
+    let text = ferrite_component::metrics::registry().text();
+    let wanted = text.lines().filter(|line| names.iter().any(|name| line.starts_with(name)));
+    wanted
+        .filter_map(|line| {
+            let (series, value) = line.rsplit_once(' ')?;
+            Some((series.to_owned(), value.parse().ok()?))
+        })
+        .collect()
+}
+
+fn print_changes(before: &HashMap<String, f64>) {
+    let mut after: Vec<_> = metrics().into_iter().collect();
+    after.sort_by(|(a, _), (b, _)| a.cmp(b));
+    for (series, value) in after {
+        let change = value - before.get(&series).copied().unwrap_or(0.0);
+        if change != 0.0 {
+            println!("  {series} {change}");
+        }
+    }
 }
 
 /// The processor time of this process.

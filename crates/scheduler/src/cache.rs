@@ -20,7 +20,9 @@ pub struct Cache {
     /// The number of counted pods that have pod affinity or anti-affinity of any kind.
     with_affinity: usize,
     /// The nodes that pods are nominated to; the pods themselves are in the entries of the nodes.
-    nominated: imbl::HashMap<ObjectKey, Text>,
+    nominated: HashMap<ObjectKey, Text>,
+    /// Pods whose nomination changed since the last snapshot.
+    renominated: HashSet<ObjectKey>,
     /// The number of nodes that have each image, by every name of it.
     images: Arc<HashMap<String, usize>>,
     /// Nodes changed since the last snapshot.
@@ -164,14 +166,16 @@ impl Cache {
             return;
         }
         self.remove_nomination(&pod.key);
+        self.renominated.insert(pod.key.clone());
         self.nominated.insert(pod.key.clone(), node.into());
         self.entry(node).nominate(pod);
     }
 
     /// True if the pod was nominated.
     pub fn remove_nomination(&mut self, key: &ObjectKey) -> bool {
-        let Some(node) = self.nominated.remove(key) else { return false };
-        self.entry(&node).remove_nominated(key);
+        let Some((key, node)) = self.nominated.remove_entry(key) else { return false };
+        self.entry(&node).remove_nominated(&key);
+        self.renominated.insert(key);
         self.forget_unused(&node);
         true
     }
@@ -217,7 +221,12 @@ impl Cache {
             }
         }
         snapshot.has_affinity = self.with_affinity > 0;
-        snapshot.nominated = self.nominated.clone();
+        for pod in self.renominated.drain() {
+            match self.nominated.get(&pod) {
+                Some(node) => drop(snapshot.nominated.insert(pod, node.clone())),
+                None => drop(snapshot.nominated.remove(&pod)),
+            }
+        }
         snapshot.images = self.images.clone();
         self.reordered = false;
         self.dirty.clear();

@@ -337,9 +337,17 @@ fn find(
             filters.filter_some(&locality.others, before, state, pod, node)
         };
         let generation = snapshot.generation(position);
-        if let Some(local) = remembered.get(position, generation) {
-            found.judge_split(position, node, local, others(local))?;
-            continue;
+        match remembered.get(position, generation) {
+            // The usual case where the cluster is full.
+            Some(Err(by)) if locality.others.is_empty() => {
+                found.diagnosis.reject_shared(position, by);
+                continue;
+            }
+            Some(local) => {
+                found.judge_split(position, node, local, others(local))?;
+                continue;
+            }
+            None => {}
         }
         let local = if locality.others.is_empty() {
             filters.filter_with_nominated(state, pod, node)

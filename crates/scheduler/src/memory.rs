@@ -78,10 +78,23 @@ impl<T> Remembered<T> {
     }
 
     pub fn set(&mut self, position: usize, generation: u64, result: T) {
+        *self.place(position) = Some((generation, result));
+    }
+
+    /// As [`get`](Self::get). A result that is missing is made.
+    pub fn get_or_insert_with(&mut self, position: usize, generation: u64, make: impl FnOnce() -> T) -> &T {
+        let place = self.place(position);
+        if place.as_ref().is_some_and(|(known, _)| *known != generation) {
+            *place = None;
+        }
+        &place.get_or_insert_with(|| (generation, make())).1
+    }
+
+    fn place(&mut self, position: usize) -> &mut Option<(u64, T)> {
         if self.results.len() <= position {
             self.results.resize_with(position + 1, || None);
         }
-        self.results[position] = Some((generation, result));
+        &mut self.results[position]
     }
 }
 

@@ -388,6 +388,20 @@ impl PodInfo {
             || !Arc::ptr_eq(&self.shape, &old.shape) && self.shape != old.shape
     }
 
+    /// True if both are one pod, and the same in all that scheduling looks at.
+    pub fn is_same(&self, other: &Self) -> bool {
+        self.key == other.key
+            && self.uid == other.uid
+            && self.node_name == other.node_name
+            && self.controller == other.controller
+            && self.started == other.started
+            && self.generation == other.generation
+            && self.terminating == other.terminating
+            && self.preempted == other.preempted
+            && self.resource_claims == other.resource_claims
+            && (Arc::ptr_eq(&self.shape, &other.shape) || self.shape == other.shape)
+    }
+
     /// Its claims on devices.
     pub fn resource_claims(&self) -> &[PodClaim] {
         self.resource_claims.as_deref().unwrap_or_default()
@@ -467,4 +481,40 @@ fn is_preempted(status: &PodStatus) -> bool {
     target.is_some_and(|target| {
         target.status == "True" && target.reason.as_deref() == Some(PREEMPTION_BY_SCHEDULER)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use ferrite_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn a_pod_is_the_same_unless_something_changed_that_scheduling_looks_at() {
+        let pod = |change: fn(&mut Value)| {
+            let mut pod = json!({"metadata": {"name": "a", "namespace": "ns", "uid": "u", "generation": 1,
+                    "labels": {"a": "b"}},
+                "spec": {"nodeName": "n", "containers": [{"name": "c"}]}, "status": {"phase": "Running"}});
+            change(&mut pod);
+            PodInfo::new(&ferrite_json::from_value(pod).unwrap())
+        };
+        let before = pod(|_| {});
+        assert!(before.is_same(&pod(|pod| pod["status"]["phase"] = json!("Pending"))));
+        assert!(before.is_same(&pod(|pod| {
+            pod["status"]["conditions"] = json!([{"type": "DisruptionTarget", "status": "True",
+                "reason": "PreemptionByScheduler", "lastTransitionTime": "2026-01-01T00:00:00Z"}]);
+        })));
+        let changes: [fn(&mut Value); 7] = [
+            |pod| pod["metadata"]["uid"] = json!("v"),
+            |pod| pod["metadata"]["generation"] = json!(2),
+            |pod| pod["metadata"]["labels"]["a"] = json!("c"),
+            |pod| pod["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z"),
+            |pod| pod["spec"]["nodeName"] = json!("m"),
+            |pod| pod["spec"]["containers"][0]["resources"] = json!({"requests": {"cpu": "1"}}),
+            |pod| pod["status"]["startTime"] = json!("2026-01-01T00:00:00Z"),
+        ];
+        for change in changes {
+            assert!(!before.is_same(&pod(change)));
+        }
+    }
 }

@@ -140,8 +140,17 @@ impl Trial {
     }
 }
 
-/// Tries the nodes at `positions`, from `offset` on and round, until there are `wanted` candidates of which one violates
-/// no budget. Returns the candidates, those without violations first, and the verdicts on the other nodes.
+/// The candidates of a dry run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wanted {
+    /// The one to choose.
+    Best,
+    /// All that were found, those without violated budgets first.
+    All,
+}
+
+/// Tries the nodes at `positions`, from `offset` on and round, until there are `enough` candidates of which one violates
+/// no budget. Returns candidates, and if there is none, the verdicts on the nodes.
 ///
 /// A trial depends on the node alone if the filters do and no budget protects pods. Then its result is remembered for
 /// other pods of the same shape.
@@ -150,45 +159,57 @@ pub fn dry_run(
     positions: &[usize],
     budgets: &[Budget],
     offset: usize,
-    wanted: usize,
+    enough: usize,
+    wanted: Wanted,
     memory: &mut Memory<Trial>,
 ) -> (Vec<Arc<Candidate>>, Vec<Arc<Rejection>>) {
     let is_local = budgets.is_empty() && search.filters.are_local(search.pod);
     let mut remembered = is_local.then(|| memory.of(search.pod));
     // There the pod does not count itself as one that room is kept for, as others of its shape do.
     let own = search.snapshot.nominated_position(search.pod);
-    let (mut good, mut violating, mut rejections) = (Vec::new(), Vec::new(), Vec::new());
-    for index in 0..positions.len() {
-        let position = positions[(offset + index) % positions.len()];
+    let (mut good, mut violating, mut rejected) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut best, mut found, mut found_good): (Option<Arc<Candidate>>, usize, bool) = (None, 0, false);
+    let (before, from) = positions.split_at(offset.min(positions.len()));
+    for &position in from.iter().chain(before) {
         let node = &search.snapshot.nodes()[position];
+        let fresh;
         let trial = match remembered.as_mut().filter(|_| own != Some(position)) {
-            None => Trial::new(search, node, budgets),
-            Some(remembered) => match remembered.get(position, search.snapshot.generation(position)) {
-                Some(trial) => trial.clone(),
-                None => {
-                    let trial = Trial::new(search, node, budgets);
-                    remembered.set(position, node.generation(), trial.clone());
-                    trial
-                }
-            },
+            None => {
+                fresh = Trial::new(search, node, budgets);
+                &fresh
+            }
+            Some(remembered) => {
+                let generation = search.snapshot.generation(position);
+                remembered.get_or_insert_with(position, generation, || Trial::new(search, node, budgets))
+            }
         };
         match trial {
             Trial::Fits => {}
             Trial::Candidate(candidate) => {
-                if candidate.victims.pdb_violations == 0 {
-                    good.push(candidate)
-                } else {
-                    violating.push(candidate)
+                let is_good = candidate.victims.pdb_violations == 0;
+                found += 1;
+                found_good |= is_good;
+                match wanted {
+                    Wanted::All if is_good => good.push(candidate.clone()),
+                    Wanted::All => violating.push(candidate.clone()),
+                    // Of equal ones the first.
+                    Wanted::Best if best.as_ref().is_none_or(|best| candidate.cost < best.cost) => {
+                        best = Some(candidate.clone());
+                    }
+                    Wanted::Best => {}
                 }
-                if !good.is_empty() && good.len() + violating.len() >= wanted {
+                if found_good && found >= enough {
                     break;
                 }
             }
-            Trial::Rejected(rejection) => rejections.push(rejection),
+            // With a candidate, nobody asks why others are none.
+            Trial::Rejected(rejection) if found == 0 => rejected.push(rejection.clone()),
+            Trial::Rejected(_) => {}
         }
     }
     good.append(&mut violating);
-    (good, rejections)
+    good.extend(best);
+    (good, rejected)
 }
 
 /// Violated budgets, highest priority, sum of priorities, number of victims, earliest start of the most important ones.

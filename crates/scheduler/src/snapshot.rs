@@ -138,7 +138,7 @@ pub struct Snapshot {
     /// Some pod on some node has pod affinity or anti-affinity of any kind.
     pub has_affinity: bool,
     /// The nodes that pods are nominated to.
-    pub nominated: imbl::HashMap<ObjectKey, Text>,
+    pub nominated: HashMap<ObjectKey, Text>,
     /// The number of nodes that have each image, by every name of it.
     pub images: Arc<HashMap<String, usize>>,
     columns: Columns,

@@ -63,14 +63,30 @@ impl Head {
         !self.wishes.is_empty() || self.refused.is_some()
     }
 
-    fn number(&mut self, Submitted { txn, done }: Submitted) {
+    fn number(&mut self, Submitted { txn, done, next }: Submitted) {
+        if self.number_one(txn, done)
+            && let Some((txn, done)) = next
+        {
+            self.number_one(txn, done);
+        }
+    }
+
+    /// Returns true if the transaction's conditions hold.
+    fn number_one(&mut self, txn: Txn, done: Done) -> bool {
         let applied = match &self.refused {
             Some(refusal) => Err(refusal.clone()),
             None => self.state.commit(txn, &mut self.batch.changes),
         };
         match applied {
-            Ok(applied) => self.batch.push(applied, done),
-            Err(error) => drop(done.send((Err(error), None))),
+            Ok(applied) => {
+                let is_committed = matches!(applied.outcome, Outcome::Committed { .. });
+                self.batch.push(applied, done);
+                is_committed
+            }
+            Err(error) => {
+                drop(done.send((Err(error), None)));
+                false
+            }
         }
     }
 }
@@ -126,6 +142,8 @@ pub(crate) struct Pending {
 struct Submitted {
     txn: Txn,
     done: Done,
+    /// Numbered right behind it if its conditions hold, and dropped otherwise.
+    next: Option<(Txn, Done)>,
 }
 
 /// The queue of submitted transactions. Locked for moments only.
@@ -200,9 +218,10 @@ impl Shared {
         self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Numbers a transaction, or leaves it to the holder of the head.
-    pub fn submit(&self, txn: Txn, done: Done) {
-        let submitted = Submitted { txn, done };
+    /// Numbers a transaction, and behind it another one if the conditions of the first hold, or leaves it to the
+    /// holder of the head.
+    pub fn submit(&self, txn: Txn, done: Done, next: Option<(Txn, Done)>) {
+        let submitted = Submitted { txn, done, next };
         if let Some(mut head) = self.try_head() {
             self.number_all(&mut head);
             head.number(submitted);

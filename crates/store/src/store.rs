@@ -12,7 +12,7 @@ use crate::replica::Snapshot;
 use crate::shared::{Answer, Head, Shared};
 use crate::subscribers::Trigger;
 use crate::transform::{TransformError, Transformer};
-use crate::txn::{Durability, Outcome, Txn};
+use crate::txn::{Compare, Durability, Outcome, Txn};
 use crate::watch::{Watch, WatchEnd};
 use crate::writer::write_loop;
 use std::collections::HashMap;
@@ -227,8 +227,37 @@ impl Store {
         }
         let _turn = self.turn(txn.size()).await?;
         let (done, answer) = oneshot::channel();
-        self.shared.submit(txn, done);
+        self.shared.submit(txn, done, None);
         told(answer).await
+    }
+
+    /// Commits two transactions at two revisions, with one write to the disk. Readers may see the first alone. The second
+    /// has no outcome if the conditions of the first do not hold. No other transaction of this process comes between
+    /// them; in a remote store, the second fails if another process has written a key of the first in between.
+    pub async fn commit_both(
+        &self,
+        mut first: Txn,
+        mut second: Txn,
+    ) -> Result<(Outcome, Option<Outcome>), StoreError> {
+        self.shared.seal(&mut second)?;
+        if let Engine::Remote(remote) = &self.engine {
+            let keys: Vec<Key> = first.ops.iter().map(|op| op.key().clone()).collect();
+            let outcome = self.commit(first).await?;
+            let Outcome::Committed { revision } = outcome else { return Ok((outcome, None)) };
+            let unchanged = keys.into_iter().map(|key| Compare::ModifiedAt(key, revision));
+            second.compares.extend(unchanged);
+            let second = remote.commit(second).await?;
+            self.reach(second.revision()).await?;
+            return Ok((outcome, Some(second)));
+        }
+        self.shared.seal(&mut first)?;
+        let _turn = self.turn(first.size() + second.size()).await?;
+        let ((done, answer), (next_done, next_answer)) = (oneshot::channel(), oneshot::channel());
+        self.shared.submit(first, done, Some((second, next_done)));
+        Ok(match told(answer).await? {
+            committed @ Outcome::Committed { .. } => (committed, Some(told(next_answer).await?)),
+            conflict @ Outcome::Conflict { .. } => (conflict, None),
+        })
     }
 
     /// Lets `make` read the newest state and write to it as one transaction, whatever its conditions are.

@@ -300,6 +300,11 @@ impl FieldSet {
         }
     }
 
+    /// The first steps of its paths, encoded.
+    pub(super) fn first_steps(&self) -> impl Iterator<Item = Text> {
+        self.entries.iter().map(|(element, _)| element.encode())
+    }
+
     pub fn to_fields_v1(&self) -> Value {
         let mut map = Map::new();
         for (element, entry) in &self.entries {

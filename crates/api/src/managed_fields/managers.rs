@@ -1,8 +1,10 @@
 //! `metadata.managedFields`: the owners of fields.
 
+use super::Writer;
 use super::field_set::FieldSet;
+use super::walk::Comparison;
 use crate::{Gvk, schema};
-use ferrite_json::{Map, Value};
+use ferrite_json::{Map, Text, Value};
 use jiff::Timestamp;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -49,6 +51,15 @@ pub(super) struct Owned {
     pub(super) set: FieldSet,
     pub(super) api_version: String,
     pub(super) time: Option<String>,
+    /// The fields as they are stored, if they were not read: then the set is empty.
+    pub(super) unread: Option<Value>,
+}
+
+impl Owned {
+    /// The place of an entry among the others.
+    fn place<'a>(&'a self, id: &'a Identity) -> (Operation, Option<&'a str>, &'a str, &'a str, &'a str) {
+        (id.operation, self.time.as_deref(), &id.manager, &self.api_version, &id.subresource)
+    }
 }
 
 /// The entries of an object.
@@ -60,7 +71,24 @@ impl Managers {
     pub(super) fn decode(object: &Value) -> Self {
         let entries = object.pointer("/metadata/managedFields").and_then(Value::as_array);
         let entries = entries.map(Vec::as_slice).unwrap_or_default();
-        entries.iter().map(decode_entry).collect::<Option<_>>().map(Self).unwrap_or_default()
+        let read = |entry| decode_entry(entry, |_, _| true);
+        entries.iter().map(read).collect::<Option<_>>().map(Self).unwrap_or_default()
+    }
+
+    /// The managers of a stored object. Only those that the change of the writer concerns are read: all that is stored was
+    /// read once, and has the form in which it is written.
+    pub(super) fn decode_concerned(object: &Value, writer: &Identity, change: Option<&Comparison>) -> Self {
+        let entries = object.pointer("/metadata/managedFields").and_then(Value::as_array);
+        let entries = entries.map(Vec::as_slice).unwrap_or_default();
+        let sets = change.into_iter().flat_map(|change| [&change.added, &change.modified, &change.removed]);
+        let changed: Vec<Text> = sets.flat_map(FieldSet::first_steps).collect();
+        // The oldest of too many are merged.
+        let is_full = entries.len() >= MAX_UPDATERS;
+        let is_concerned = |identity: &Identity, fields: &Map| {
+            is_full || identity == writer || changed.iter().any(|step| fields.contains_key(step))
+        };
+        let read = |entry| decode_entry(entry, is_concerned);
+        entries.iter().map(read).collect::<Option<_>>().map(Self).unwrap_or_default()
     }
 
     /// Returns true if the object asks to forget all managers: an empty list, or one empty entry.
@@ -78,16 +106,19 @@ impl Managers {
     }
 
     /// Drops entries of versions that the object's kind does not have: their meaning is unknown.
-    pub(super) fn forget_unknown_versions(&mut self, object: &Value) {
+    pub(super) fn forget_unknown_versions(&mut self, writer: &Writer<'_>, object: &Value) {
         let Some(kind) = object.get("kind").and_then(Value::as_str) else { return };
+        let is_writers = |version: &str| writer.type_.is_some() && version == writer.api_version;
         self.0.retain(|_, owned| {
-            Gvk::from_api_version(&owned.api_version, kind).is_some_and(|gvk| schema::of(&gvk).is_some())
+            is_writers(&owned.api_version)
+                || Gvk::from_api_version(&owned.api_version, kind)
+                    .is_some_and(|gvk| schema::of(&gvk).is_some())
         });
     }
 
     /// Drops entries without fields.
     pub(super) fn drop_empty(&mut self) {
-        self.0.retain(|_, owned| !owned.set.is_empty());
+        self.0.retain(|_, owned| owned.unread.is_some() || !owned.set.is_empty());
     }
 
     /// Upstream keeps at most ten updaters: the oldest are merged, per version, into one entry.
@@ -129,14 +160,13 @@ impl Managers {
         }
     }
 
-    pub(super) fn encode(&self, object: &mut Value) {
-        let mut entries: Vec<(&Identity, &Owned)> = self.0.iter().collect();
-        entries.sort_by_key(|(id, owned)| {
-            (id.operation, &owned.time, &id.manager, &owned.api_version, &id.subresource)
-        });
-        let encode = |(id, owned): (&Identity, &Owned)| {
+    pub(super) fn encode(self, object: &mut Value) {
+        let mut entries: Vec<(Identity, Owned)> = self.0.into_iter().collect();
+        entries.sort_by(|(id, owned), (other, others)| owned.place(id).cmp(&others.place(other)));
+        let encode = |(id, owned): (Identity, Owned)| {
             let time = owned.time.as_deref().unwrap_or_default();
-            encode_entry(id, &owned.api_version, time, owned.set.to_fields_v1())
+            let fields = owned.unread.unwrap_or_else(|| owned.set.to_fields_v1());
+            encode_entry(&id, &owned.api_version, time, fields)
         };
         write_entries(object, entries.into_iter().map(encode).collect());
     }
@@ -157,9 +187,10 @@ fn write_entries(object: &mut Value, entries: Vec<Value>) {
     }
 }
 
-fn decode_entry(entry: &Value) -> Option<(Identity, Owned)> {
-    let text = |key: &str| entry.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
-    let operation = match text("operation").as_str() {
+/// Reads an entry. The fields of one that is not concerned stay as they are stored.
+fn decode_entry(entry: &Value, is_concerned: impl Fn(&Identity, &Map) -> bool) -> Option<(Identity, Owned)> {
+    let text = |key: &str| entry.get(key).and_then(Value::as_str).unwrap_or_default();
+    let operation = match text("operation") {
         "Apply" => Operation::Apply,
         "Update" => Operation::Update,
         _ => return None,
@@ -167,19 +198,22 @@ fn decode_entry(entry: &Value) -> Option<(Identity, Owned)> {
     if text("fieldsType") != "FieldsV1" {
         return None;
     }
-    let set = match entry.get("fieldsV1") {
-        None | Some(Value::Null) => FieldSet::default(),
-        Some(fields) => FieldSet::from_fields_v1(fields)?,
-    };
-    let api_version = text("apiVersion");
+    let api_version = text("apiVersion").to_owned();
     let identity = Identity {
-        manager: text("manager"),
+        manager: text("manager").to_owned(),
         operation,
         api_version: if operation == Operation::Apply { String::new() } else { api_version.clone() },
-        subresource: text("subresource"),
+        subresource: text("subresource").to_owned(),
     };
-    let time = Some(text("time")).filter(|t| !t.is_empty());
-    Some((identity, Owned { set, api_version, time }))
+    let (set, unread) = match entry.get("fieldsV1") {
+        None | Some(Value::Null) => (FieldSet::default(), None),
+        Some(Value::Object(fields)) if !fields.is_empty() && !is_concerned(&identity, fields) => {
+            (FieldSet::default(), Some(Value::Object(fields.clone())))
+        }
+        Some(fields) => (FieldSet::from_fields_v1(fields)?, None),
+    };
+    let time = Some(text("time").to_owned()).filter(|time| !time.is_empty());
+    Some((identity, Owned { set, api_version, time, unread }))
 }
 
 fn encode_entry(identity: &Identity, api_version: &str, time: &str, fields: Value) -> Value {

@@ -140,14 +140,22 @@ impl Writer<'_> {
 /// forgets them all, as upstream.
 pub fn update(writer: &Writer<'_>, live: Option<&Value>, new: &mut Value) {
     let node = Node::root(writer);
-    let mut managers = if Managers::is_reset(new) && writer.subresource.is_empty() {
+    let is_reset = writer.subresource.is_empty() && Managers::is_reset(new);
+    if let Some(live) = live
+        && !is_reset
+        && writer.stored.is_none()
+        && (!writer.subresource.is_empty() || entries(new).is_none_or(|given| entries(live) == Some(given)))
+    {
+        return update_stored(writer, node, live, new);
+    }
+    let mut managers = if is_reset {
         Managers::default()
     } else {
         let given = if writer.subresource.is_empty() { Managers::decode(new) } else { Managers::default() };
         if given.is_empty() { live.map(Managers::decode).unwrap_or_default() } else { given }
     };
     if writer.custom.is_none() {
-        managers.forget_unknown_versions(new);
+        managers.forget_unknown_versions(writer, new);
     }
     if live.is_some() && managers.is_empty() {
         // As upstream: an object whose fields nobody tracks stays so until the first apply.
@@ -173,6 +181,29 @@ pub fn update(writer: &Writer<'_>, live: Option<&Value>, new: &mut Value) {
     managers.encode(new);
 }
 
+fn entries(object: &Value) -> Option<&Value> {
+    object.pointer("/metadata/managedFields")
+}
+
+/// As [`update`], where the managers are those of the stored object and all speak the request's version. Most of them own
+/// nothing that this write changes: their entries are copied and not read.
+fn update_stored(writer: &Writer<'_>, node: Node<'_>, live: &Value, new: &mut Value) {
+    let comparison = tracked_comparison(writer, node, live, new);
+    let identity = writer.identity(Operation::Update);
+    let mut managers = Managers::decode_concerned(live, &identity, comparison.as_ref());
+    if writer.custom.is_none() {
+        managers.forget_unknown_versions(writer, new);
+    }
+    if !managers.is_empty()
+        && let Some(comparison) = comparison
+    {
+        take_from_others(&mut managers, None, &comparison, None);
+        give_to_writer(writer, comparison, &mut managers);
+    }
+    managers.cap();
+    managers.encode(new);
+}
+
 /// The version in which a scale is written, whatever it is the scale of.
 const SCALE_VERSION: &str = "autoscaling/v1";
 const REPLICAS: &[&str] = &["spec.replicas"];
@@ -193,7 +224,12 @@ pub fn update_scale(writer: &Writer<'_>, live: &Value, new: &mut Value) {
             Operation::Apply => String::new(),
             Operation::Update => SCALE_VERSION.to_owned(),
         };
-        let owned = Owned { set: replicas.clone(), api_version: writer.api_version.to_owned(), time: None };
+        let owned = Owned {
+            set: replicas.clone(),
+            api_version: writer.api_version.to_owned(),
+            time: None,
+            unread: None,
+        };
         scale.0.insert(Identity { api_version, ..identity.clone() }, owned);
     }
     // A scale to nothing is a scale without replicas.
@@ -204,8 +240,12 @@ pub fn update_scale(writer: &Writer<'_>, live: &Value, new: &mut Value) {
         if is != 0 {
             let identity =
                 Identity { api_version: SCALE_VERSION.to_owned(), ..writer.identity(Operation::Update) };
-            let owned =
-                Owned { set: replicas.clone(), api_version: writer.api_version.to_owned(), time: None };
+            let owned = Owned {
+                set: replicas.clone(),
+                api_version: writer.api_version.to_owned(),
+                time: None,
+                unread: None,
+            };
             scale.0.insert(identity, owned);
         }
     }
@@ -223,13 +263,22 @@ pub fn update_scale(writer: &Writer<'_>, live: &Value, new: &mut Value) {
 }
 
 fn record_update(writer: &Writer<'_>, node: Node<'_>, old: &Value, new: &Value, managers: &mut Managers) {
-    // As upstream: nobody keeps track of an object whose lists have elements that cannot be told apart by their keys.
-    if !walk::is_tracked(node, new) || !walk::is_tracked(node, old) {
-        return;
-    }
-    let ignored = FieldSet::of_fields(writer.ignored);
-    let comparison = walk::compare(node, old, new).without(&ignored);
+    let Some(comparison) = tracked_comparison(writer, node, old, new) else { return };
     take_from_others(managers, None, &comparison, as_stored(writer, old, new).as_ref());
+    give_to_writer(writer, comparison, managers);
+}
+
+/// The fields that differ. As upstream: nobody keeps track of an object whose lists have elements that cannot be told
+/// apart by their keys.
+fn tracked_comparison(writer: &Writer<'_>, node: Node<'_>, old: &Value, new: &Value) -> Option<Comparison> {
+    if !walk::is_tracked(node, new) || !walk::is_tracked(node, old) {
+        return None;
+    }
+    Some(walk::compare(node, old, new).without(&FieldSet::of_fields(writer.ignored)))
+}
+
+/// The writer owns what came or changed.
+fn give_to_writer(writer: &Writer<'_>, comparison: Comparison, managers: &mut Managers) {
     let taken = comparison.modified.union(comparison.added).difference(&STRIPPED);
     if !taken.is_empty() {
         let identity = writer.identity(Operation::Update);
@@ -238,7 +287,8 @@ fn record_update(writer: &Writer<'_>, node: Node<'_>, old: &Value, new: &Value, 
             None => taken,
         };
         let time = Some(managers::format_time(writer.now));
-        managers.0.insert(identity, Owned { set, api_version: writer.api_version.to_owned(), time });
+        let owned = Owned { set, api_version: writer.api_version.to_owned(), time, unread: None };
+        managers.0.insert(identity, owned);
     }
     managers.drop_empty();
 }
@@ -318,7 +368,7 @@ pub fn apply(
         record_update(&before, node, &blank, live, &mut managers);
     }
     if writer.custom.is_none() {
-        managers.forget_unknown_versions(config);
+        managers.forget_unknown_versions(writer, config);
     }
     let live = live.unwrap_or(&blank);
 
@@ -332,6 +382,7 @@ pub fn apply(
             set,
             api_version: writer.api_version.to_owned(),
             time: former.as_ref().and_then(|f| f.time.clone()),
+            unread: None,
         },
     );
 

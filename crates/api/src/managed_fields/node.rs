@@ -171,6 +171,15 @@ impl<'a> Node<'a> {
         }
     }
 
+    /// True if this element of the list has an identity.
+    pub(super) fn is_identified(self, item: &Value) -> bool {
+        match self {
+            // Most lists have one key, a name.
+            Self::Keyed { keys: [key], .. } if item.get(*key).is_some_and(Value::is_string) => true,
+            _ => self.identify(item).is_some(),
+        }
+    }
+
     /// The identity of this element of the list; `None` if it has none of the list's keys.
     pub(super) fn identify(self, item: &Value) -> Option<PathElement> {
         match self {

@@ -1,6 +1,6 @@
 use super::*;
 use crate::codec::normalise;
-use crate::schema;
+use crate::{meta, schema};
 use ferrite_json::json;
 
 const T0: &str = "2026-01-01T00:00:00Z";
@@ -115,6 +115,56 @@ fn an_update_takes_what_it_changes_and_only_then_the_time() {
     reset["metadata"]["managedFields"] = json!([{}]);
     update(&config_map("m1", T1), Some(&third), &mut reset);
     assert_eq!(reset.pointer("/metadata/managedFields"), None);
+}
+
+/// The outcome of an update that reads all entries.
+fn update_in_full(writer: &Writer<'_>, live: &Value, new: &Value) -> Value {
+    let mut new = new.clone();
+    let mut managers = Managers::decode(live);
+    record_update(writer, Node::root(writer), live, &new, &mut managers);
+    managers.cap();
+    managers.encode(&mut new);
+    new
+}
+
+#[test]
+fn entries_that_a_write_does_not_concern_are_kept_as_if_they_had_been_read() {
+    let pod = |image: &str, conditions: Value| {
+        json!({"apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": "a", "labels": {"a": "b"}, "managedFields": [
+                entry("creator", "Update", T0, json!({"f:metadata": {"f:labels": {".": {}, "f:a": {}}},
+                    "f:spec": {"f:containers": {"k:{\"name\":\"c\"}": {".": {}, "f:image": {}, "f:name": {}}}}})),
+                entry("applier", "Apply", T0, json!({"f:spec": {"f:nodeName": {}}})),
+                entry("agent", "Update", T0, json!({"f:status": {"f:conditions":
+                    {".": {}, "k:{\"type\":\"Ready\"}": {".": {}, "f:status": {}, "f:type": {}}}}})),
+                entry("m", "Update", T0, json!({"f:status": {"f:phase": {}}})),
+                entry("nobody", "Update", T0, json!({})),
+            ]},
+            "spec": {"nodeName": "n", "containers": [{"name": "c", "image": image}]},
+            "status": {"phase": "Running", "conditions": conditions}})
+    };
+    let live = pod("i", json!([{"type": "Ready", "status": "True"}]));
+    let twice = json!([{"type": "Ready", "status": "True"}, {"status": "False"}]);
+    let mut moved = pod("i", json!([]));
+    moved["spec"]["nodeName"] = json!("other");
+    let mut bare = pod("k", json!([{"type": "Ready", "status": "True"}]));
+    meta::metadata_mut(&mut bare).remove("managedFields");
+    for new in [
+        live.clone(),
+        pod("j", json!([{"type": "Ready", "status": "True"}])),
+        pod("i", json!([{"type": "Ready", "status": "False"}])),
+        pod("j", json!([{"type": "Ready", "status": "True"}, {"type": "Mine", "status": "True"}])),
+        pod("i", twice),
+        moved,
+        bare,
+    ] {
+        for subresource in ["", "status"] {
+            let w = Writer { subresource, ..writer(("", "v1", "Pod"), "m", "v1", T1) };
+            let mut updated = new.clone();
+            update(&w, Some(&live), &mut updated);
+            assert_eq!(managed(&updated), managed(&update_in_full(&w, &live, &new)), "{subresource} {new}");
+        }
+    }
 }
 
 #[test]

@@ -30,7 +30,7 @@ pub(super) fn is_tracked(node: Node<'_>, value: &Value) -> bool {
             !value.is_object() && !value.is_array() || is_tracked(node.member(name), value)
         }),
         Value::Array(list) if node.is_list() => {
-            list.iter().all(|item| node.identify(item).is_some() && is_tracked(node.element(), item))
+            list.iter().all(|item| node.is_identified(item) && is_tracked(node.element(), item))
         }
         _ => true,
     }

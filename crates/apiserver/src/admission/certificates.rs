@@ -94,8 +94,8 @@ pub(super) static CLUSTER_TRUST_BUNDLE_ATTEST: OverSigner = OverSigner {
     signer: |attributes, object| {
         let of_a_signer = attributes.is(GROUP, "clustertrustbundles") && !signer(object).is_empty();
         // The garbage collector and storage migration change no bundle, and need no right over its signer.
-        let kept = attributes.old.is_some_and(|old| changes_only_ownership(object, old));
-        (of_a_signer && !kept).then(|| signer(object))
+        let is_kept = || attributes.old.is_some_and(|old| changes_only_ownership(object, old));
+        (of_a_signer && !is_kept()).then(|| signer(object))
     },
 };
 
@@ -115,6 +115,10 @@ fn changes_only_ownership(new: &Value, old: &Value) -> bool {
 impl Plugin for OverSigner {
     fn name(&self) -> &'static str {
         self.name
+    }
+
+    fn handles(&self, validating: bool, operation: Operation) -> bool {
+        validating && matches!(operation, Operation::Create | Operation::Update)
     }
 
     fn validate(
@@ -137,6 +141,10 @@ pub(super) struct CertificateSubjectRestriction;
 impl Plugin for CertificateSubjectRestriction {
     fn name(&self) -> &'static str {
         "CertificateSubjectRestriction"
+    }
+
+    fn handles(&self, validating: bool, operation: Operation) -> bool {
+        validating && operation == Operation::Create
     }
 
     fn validate(

@@ -220,7 +220,9 @@ impl Chain {
     ) -> Result<(), Status> {
         let operation = attributes.operation.name();
         let mut watch = times::Stopwatch::start();
-        self.links.iter().zip(&self.plugin_times).try_for_each(|(plugin, times)| {
+        let links = self.links.iter().zip(&self.plugin_times);
+        let mut links = links.filter(|(plugin, _)| plugin.handles(validating, attributes.operation));
+        links.try_for_each(|(plugin, times)| {
             times.measure(&mut watch, plugin.name(), validating, operation, || work(&**plugin))
         })
     }
@@ -234,6 +236,9 @@ impl Chain {
     ) -> Result<(), Status> {
         let operation = attributes.operation.name();
         for (plugin, times) in self.links.iter().zip(&self.plugin_times) {
+            if !plugin.handles(true, attributes.operation) {
+                continue;
+            }
             let validate = || {
                 let mut watch = times::Stopwatch::start();
                 times.measure(&mut watch, plugin.name(), true, operation, || {

@@ -13,6 +13,10 @@ impl Plugin for PersistentVolumeClaimResize {
         "PersistentVolumeClaimResize"
     }
 
+    fn handles(&self, validating: bool, operation: Operation) -> bool {
+        validating && operation == Operation::Update
+    }
+
     fn validate(
         &self,
         view: &View,

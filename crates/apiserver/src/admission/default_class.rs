@@ -1,6 +1,6 @@
 //! Claims and ingresses that name no class get the one that is marked as the default.
 
-use super::{Attributes, Plugin};
+use super::{Attributes, Operation, Plugin};
 use crate::registry::View;
 use ferrite_api::{Status, meta};
 use ferrite_json::Value;
@@ -29,6 +29,10 @@ impl Plugin for DefaultStorageClass {
         "DefaultStorageClass"
     }
 
+    fn handles(&self, validating: bool, operation: Operation) -> bool {
+        !validating && operation == Operation::Create
+    }
+
     fn mutate(&self, view: &View, attributes: &Attributes<'_>, object: &mut Value) -> Result<(), Status> {
         const MARKS: [&str; 2] = [
             "storageclass.kubernetes.io/is-default-class",
@@ -51,6 +55,10 @@ pub(super) struct DefaultIngressClass;
 impl Plugin for DefaultIngressClass {
     fn name(&self) -> &'static str {
         "DefaultIngressClass"
+    }
+
+    fn handles(&self, validating: bool, operation: Operation) -> bool {
+        !validating && operation == Operation::Create
     }
 
     fn mutate(&self, view: &View, attributes: &Attributes<'_>, object: &mut Value) -> Result<(), Status> {

@@ -89,6 +89,12 @@ impl Charges {
 pub(crate) trait Plugin: Send + Sync {
     fn name(&self) -> &'static str;
 
+    /// False where the plugin never does anything, when it changes objects or when it refuses them (`validating`). As
+    /// upstream: there it is not timed.
+    fn handles(&self, _validating: bool, _operation: Operation) -> bool {
+        true
+    }
+
     fn mutate(&self, _view: &View, _attributes: &Attributes<'_>, _object: &mut Value) -> Result<(), Status> {
         Ok(())
     }

@@ -15,6 +15,10 @@ impl Plugin for PodResizeValidator {
         "PodResizeValidator"
     }
 
+    fn handles(&self, validating: bool, operation: Operation) -> bool {
+        validating && operation == Operation::Update
+    }
+
     fn validate(
         &self,
         view: &View,

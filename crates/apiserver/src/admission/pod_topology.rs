@@ -14,6 +14,10 @@ impl Plugin for PodTopologyLabels {
         "PodTopologyLabels"
     }
 
+    fn handles(&self, validating: bool, operation: Operation) -> bool {
+        !validating && operation == Operation::Create
+    }
+
     /// A pod that is created on a node, or the binding that brings it there.
     fn mutate(&self, view: &View, attributes: &Attributes<'_>, object: &mut Value) -> Result<(), Status> {
         let node = match attributes.subresource {

@@ -1,6 +1,6 @@
 //! Adds the overhead and the scheduling constraints of a pod's RuntimeClass.
 
-use super::{Attributes, Plugin};
+use super::{Attributes, Operation, Plugin};
 use crate::registry::View;
 use ferrite_api::Status;
 use ferrite_api::quota::amounts::amounts;
@@ -14,6 +14,10 @@ const MISMATCH: &str = "pod rejected: Pod's Overhead doesn't match RuntimeClass'
 impl Plugin for RuntimeClass {
     fn name(&self) -> &'static str {
         "RuntimeClass"
+    }
+
+    fn handles(&self, _validating: bool, operation: Operation) -> bool {
+        operation == Operation::Create
     }
 
     fn mutate(&self, view: &View, attributes: &Attributes<'_>, object: &mut Value) -> Result<(), Status> {

@@ -1,6 +1,6 @@
 //! Volumes and claims stay for as long as somebody uses them: a finalizer holds them.
 
-use super::{Attributes, Plugin};
+use super::{Attributes, Operation, Plugin};
 use crate::registry::View;
 use ferrite_api::{Status, meta};
 use ferrite_json::{Value, json};
@@ -16,6 +16,10 @@ const FINALIZERS: [(&str, &str, &str); 3] = [
 impl Plugin for StorageObjectInUseProtection {
     fn name(&self) -> &'static str {
         "StorageObjectInUseProtection"
+    }
+
+    fn handles(&self, validating: bool, operation: Operation) -> bool {
+        !validating && operation == Operation::Create
     }
 
     fn mutate(&self, _view: &View, attributes: &Attributes<'_>, object: &mut Value) -> Result<(), Status> {

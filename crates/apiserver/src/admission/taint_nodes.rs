@@ -1,6 +1,6 @@
 //! A new node takes no pods until something has seen that it is ready.
 
-use super::{Attributes, Plugin};
+use super::{Attributes, Operation, Plugin};
 use crate::registry::View;
 use ferrite_api::Status;
 use ferrite_json::{Value, json};
@@ -12,6 +12,10 @@ const NOT_READY: &str = "node.kubernetes.io/not-ready";
 impl Plugin for TaintNodesByCondition {
     fn name(&self) -> &'static str {
         "TaintNodesByCondition"
+    }
+
+    fn handles(&self, validating: bool, operation: Operation) -> bool {
+        !validating && operation == Operation::Create
     }
 
     fn mutate(&self, _view: &View, attributes: &Attributes<'_>, object: &mut Value) -> Result<(), Status> {

@@ -246,10 +246,13 @@ struct Binding {
     namespace: String,
     name: String,
     role_kind: String,
-    role: String,
-    /// Kind, name and namespace.
-    subjects: Vec<(String, String, String)>,
+    /// The namespace of its role, empty for a cluster role, and the role's name.
+    role: (String, String),
+    subjects: Vec<Subject>,
 }
+
+/// A subject of a binding: kind, name and namespace.
+type Subject = (String, String, String);
 
 impl Binding {
     fn of(value: &Value) -> Self {
@@ -257,27 +260,38 @@ impl Binding {
             value.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned()
         };
         let subjects = value.get("subjects").and_then(Value::as_array).into_iter().flatten();
+        let (namespace, role_kind) = (meta::namespace(value).to_owned(), text(value, "/roleRef/kind"));
+        let of_role = if role_kind == "Role" { namespace.clone() } else { String::new() };
         Self {
-            namespace: meta::namespace(value).to_owned(),
             name: meta::name(value).to_owned(),
-            role_kind: text(value, "/roleRef/kind"),
-            role: text(value, "/roleRef/name"),
+            role: (of_role, text(value, "/roleRef/name")),
+            namespace,
+            role_kind,
             subjects: subjects.map(|s| (text(s, "/kind"), text(s, "/name"), text(s, "/namespace"))).collect(),
         }
     }
 
-    /// The subject that the user is, in upstream's words.
-    fn subject(&self, user: &User) -> Option<String> {
-        self.subjects.iter().find_map(|(kind, name, namespace)| match kind.as_str() {
-            "User" if *name == user.name => Some(format!("User {name:?}")),
-            "Group" if user.is_in(name) => Some(format!("Group {name:?}")),
+    /// The place of the subject that the user is.
+    fn subject(&self, user: &User) -> Option<usize> {
+        self.subjects.iter().position(|(kind, name, namespace)| match kind.as_str() {
+            "User" => *name == user.name,
+            "Group" => user.is_in(name),
             "ServiceAccount" => {
                 let namespace = if namespace.is_empty() { &self.namespace } else { namespace };
-                (!namespace.is_empty() && is_service_account(&user.name, namespace, name))
-                    .then(|| format!("ServiceAccount {:?}", format!("{name}/{namespace}")))
+                !namespace.is_empty() && is_service_account(&user.name, namespace, name)
             }
-            _ => None,
+            _ => false,
         })
+    }
+
+    /// A subject in upstream's words.
+    fn describe(&self, subject: usize) -> String {
+        let Some((kind, name, namespace)) = self.subjects.get(subject) else { return String::new() };
+        if kind != "ServiceAccount" {
+            return format!("{kind} {name:?}");
+        }
+        let namespace = if namespace.is_empty() { &self.namespace } else { namespace };
+        format!("{kind} {:?}", format!("{name}/{namespace}"))
     }
 }
 
@@ -292,9 +306,25 @@ struct State {
     /// By namespace (empty for cluster roles) and name.
     roles: HashMap<(String, String), Vec<Rule>>,
     /// By namespace, then name.
-    bindings: HashMap<String, HashMap<String, Binding>>,
+    bindings: HashMap<String, HashMap<String, Arc<Binding>>>,
+    /// The bindings of users who asked, by the user's name. Forgotten with every change of roles or bindings.
+    bound: HashMap<String, Vec<Bound>>,
     watches: Vec<(usize, Watch)>,
 }
+
+/// A binding, and the place of the subject that the user is.
+type BoundTo = (Arc<Binding>, usize);
+
+/// The bindings of one namespace, or of the cluster, that have a user as a subject.
+struct Bound {
+    groups: Vec<String>,
+    namespace: String,
+    bindings: Arc<[BoundTo]>,
+}
+
+/// The users whose bindings are remembered, and the places for each.
+const MOST_BOUND: usize = 256;
+const MOST_PLACES: usize = 16;
 
 pub(crate) struct Rbac {
     store: Arc<Store>,
@@ -374,14 +404,13 @@ impl Rbac {
     }
 
     pub fn decide(&self, user: &User, action: &Action) -> Decision {
-        let state = self.current();
+        let mut state = self.current();
         for namespace in ["", action.namespace.as_str()] {
-            for binding in state.bindings.get(namespace).into_iter().flat_map(HashMap::values) {
-                let Some(subject) = binding.subject(user) else { continue };
+            for (binding, subject) in &*state.bound_to(user, namespace) {
                 if state.rules(binding).iter().any(|rule| rule.allows(action)) {
                     return Decision {
                         allowed: true,
-                        reason: reason(binding, &subject),
+                        reason: reason(binding, &binding.describe(*subject)),
                         ..Decision::default()
                     };
                 }
@@ -398,7 +427,7 @@ impl Rbac {
         let state = self.current();
         let mut held = Held::default();
         for place in ["", namespace] {
-            let mut bindings: Vec<&Binding> =
+            let mut bindings: Vec<&Arc<Binding>> =
                 state.bindings.get(place).into_iter().flat_map(HashMap::values).collect();
             bindings.sort_by(|a, b| a.name.cmp(&b.name));
             for binding in bindings.into_iter().filter(|b| b.subject(user).is_some()) {
@@ -432,7 +461,7 @@ pub struct Held {
 
 fn missing_role(binding: &Binding) -> String {
     let kind = binding.role_kind.to_lowercase();
-    format!("{kind}.rbac.authorization.k8s.io {:?} not found", binding.role)
+    format!("{kind}.rbac.authorization.k8s.io {:?} not found", binding.role.1)
 }
 
 fn reason(binding: &Binding, subject: &str) -> String {
@@ -440,7 +469,7 @@ fn reason(binding: &Binding, subject: &str) -> String {
         "" => ("ClusterRoleBinding", binding.name.clone()),
         namespace => ("RoleBinding", format!("{}/{namespace}", binding.name)),
     };
-    format!("RBAC: allowed by {kind} {name:?} of {} {:?} to {subject}", binding.role_kind, binding.role)
+    format!("RBAC: allowed by {kind} {name:?} of {} {:?} to {subject}", binding.role_kind, binding.role.1)
 }
 
 fn decoded(entry: &Entry) -> Value {
@@ -449,15 +478,17 @@ fn decoded(entry: &Entry) -> Value {
 
 impl State {
     fn put(&mut self, kind: usize, object: Value) {
+        self.bound.clear();
         let (namespace, name) = (meta::namespace(&object).to_owned(), meta::name(&object).to_owned());
         if kind < 2 {
             self.roles.insert((namespace, name), Rule::all(&object));
         } else {
-            self.bindings.entry(namespace).or_default().insert(name, Binding::of(&object));
+            self.bindings.entry(namespace).or_default().insert(name, Arc::new(Binding::of(&object)));
         }
     }
 
     fn remove(&mut self, kind: usize, object: Value) {
+        self.bound.clear();
         let (namespace, name) = (meta::namespace(&object).to_owned(), meta::name(&object).to_owned());
         if kind < 2 {
             self.roles.remove(&(namespace, name));
@@ -469,107 +500,38 @@ impl State {
         }
     }
 
+    /// The bindings of a namespace, or of the cluster, that have the user as a subject. A user asks again and again, and
+    /// most bindings are not theirs.
+    fn bound_to(&mut self, user: &User, namespace: &str) -> Arc<[BoundTo]> {
+        let known = self.bound.get(&user.name).into_iter().flatten();
+        let mut known = known.filter(|known| known.namespace == namespace && known.groups == user.groups);
+        if let Some(known) = known.next() {
+            return Arc::clone(&known.bindings);
+        }
+        let all = self.bindings.get(namespace).into_iter().flat_map(HashMap::values);
+        let bindings: Arc<[BoundTo]> =
+            all.filter_map(|binding| Some((Arc::clone(binding), binding.subject(user)?))).collect();
+        if self.bound.len() >= MOST_BOUND {
+            self.bound.clear();
+        }
+        let places = self.bound.entry(user.name.clone()).or_default();
+        if places.len() >= MOST_PLACES {
+            places.clear();
+        }
+        let (groups, namespace) = (user.groups.clone(), namespace.to_owned());
+        places.push(Bound { groups, namespace, bindings: Arc::clone(&bindings) });
+        bindings
+    }
+
     fn rules(&self, binding: &Binding) -> &[Rule] {
         self.role(binding).unwrap_or_default()
     }
 
     /// The rules of the role of a binding; none if there is no such role.
     fn role(&self, binding: &Binding) -> Option<&[Rule]> {
-        let namespace = if binding.role_kind == "Role" { binding.namespace.clone() } else { String::new() };
-        self.roles.get(&(namespace, binding.role.clone())).map(Vec::as_slice)
+        self.roles.get(&binding.role).map(Vec::as_slice)
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_rule_matches_verb_group_resource_and_name() {
-        let rule = Rule::of(&json!({
-            "verbs": ["get"], "apiGroups": ["", "apps"], "resources": ["pods", "*/scale", "pods/log"],
-        }));
-        let named = Rule::of(&json!({
-            "verbs": ["*"], "apiGroups": ["*"], "resources": ["*"], "resourceNames": ["a"],
-        }));
-        let rows = [
-            ("get", "", "pods", "", "", true, false),
-            ("list", "", "pods", "", "", false, false),
-            ("get", "", "pods", "log", "a", true, true),
-            ("get", "", "pods", "exec", "a", false, true),
-            ("get", "apps", "deployments", "scale", "", true, false),
-            ("get", "batch", "jobs", "scale", "", false, false),
-        ];
-        for (verb, group, resource, subresource, name, plain, by_name) in rows {
-            let action = Action {
-                verb: verb.into(),
-                group: group.into(),
-                resource: resource.into(),
-                subresource: subresource.into(),
-                name: name.into(),
-                ..Action::default()
-            };
-            assert_eq!((rule.allows(&action), named.allows(&action)), (plain, by_name), "{action:?}");
-        }
-    }
-
-    #[test]
-    fn a_rule_covers_no_more_than_it_gives() {
-        let rule = |groups: &[&str], resources: &[&str], names: &[&str], paths: &[&str], verbs: &[&str]| {
-            Rule::of(&json!({"apiGroups": groups, "resources": resources, "resourceNames": names,
-                "nonResourceURLs": paths, "verbs": verbs}))
-        };
-        let pods = |names: &[&str], verbs: &[&str]| rule(&[""], &["pods"], names, &[], verbs);
-        let rows = [
-            (pods(&[], &["get"]), pods(&[], &["get"]), true),
-            (pods(&[], &["*"]), pods(&[], &["get", "list"]), true),
-            (pods(&[], &["get", "list"]), pods(&[], &["*"]), false),
-            (pods(&[], &["get"]), pods(&["a"], &["get"]), true),
-            (pods(&["a"], &["get"]), pods(&[], &["get"]), false),
-            (pods(&[""], &["get"]), pods(&[], &["get"]), false),
-            (rule(&["*"], &["pods"], &[], &[], &["get"]), pods(&[], &["get"]), true),
-            (pods(&[], &["get"]), rule(&["*"], &["pods"], &[], &[], &["get"]), false),
-            (rule(&[""], &["*"], &[], &[], &["get"]), rule(&[""], &["pods/log"], &[], &[], &["get"]), true),
-            (
-                rule(&[""], &["*/log"], &[], &[], &["get"]),
-                rule(&[""], &["pods/log"], &[], &[], &["get"]),
-                true,
-            ),
-            (
-                rule(&[""], &["pods/log"], &[], &[], &["get"]),
-                rule(&[""], &["*/log"], &[], &[], &["get"]),
-                false,
-            ),
-            (
-                rule(&[""], &["pods"], &[], &[], &["get"]),
-                rule(&[""], &["pods/log"], &[], &[], &["get"]),
-                false,
-            ),
-            (rule(&[], &[], &[], &["/a/*"], &["get"]), rule(&[], &[], &[], &["/a/b"], &["get"]), true),
-            (rule(&[], &[], &[], &["/a/*"], &["get"]), rule(&[], &[], &[], &["*"], &["get"]), false),
-            (rule(&["*"], &["*"], &[], &[], &["*"]), rule(&[], &[], &[], &["/a"], &["get"]), false),
-        ];
-        for (held, wanted, covered) in rows {
-            let mut all = true;
-            wanted.for_each_not_covered(std::slice::from_ref(&held), &mut |_| all = false);
-            assert_eq!(
-                (all, held.covers_rule(&wanted)),
-                (covered, covered),
-                "{} {}",
-                held.compact(),
-                wanted.compact()
-            );
-        }
-    }
-
-    #[test]
-    fn a_rule_for_paths_takes_a_star_at_the_end() {
-        let rule = Rule::of(&json!({"verbs": ["get"], "nonResourceURLs": ["/healthz", "/livez/*"]}));
-        for (path, allowed) in
-            [("/healthz", true), ("/healthz/x", false), ("/livez/ping", true), ("/", false)]
-        {
-            let action = Action { verb: "get".into(), path: Some(path.into()), ..Action::default() };
-            assert_eq!(rule.allows(&action), allowed, "{path}");
-        }
-    }
-}
+mod tests;

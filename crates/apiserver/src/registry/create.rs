@@ -141,7 +141,7 @@ impl Registry {
             managed::on_write(resource, None, &mut object, write.options, origin.subresource(), now);
         }
 
-        let mut view = self.view();
+        let view = self.view();
         let name = meta::name(&object).to_owned();
         let key = stored::key(resource, write.namespace, &name);
         if drawn.is_some()
@@ -237,6 +237,8 @@ impl Registry {
         let uid = meta::uid(&object).to_owned();
         let object = Some(object).filter(|_| needed);
         let admitted = timer.elapsed();
+        // The store changes its maps in place where nobody holds a snapshot of them.
+        drop(view);
         for _ in 0..CHARGE_ATTEMPTS {
             let put = Op::Put { key: key.clone(), value: encoded.value.clone(), lease };
             let txn = Txn::default().when(Compare::Absent(key.clone())).then(put);
@@ -251,7 +253,7 @@ impl Registry {
                 return Ok(Written::stored(object, encoded, revision).reread(resource));
             }
             // Somebody else has taken the name, the address, or of the same quota.
-            view = self.view();
+            let view = self.view();
             if let Some(entry) = view.snapshot.get(key.as_bytes()) {
                 return Err(taken(resource, name, entry));
             }

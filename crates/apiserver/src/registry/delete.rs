@@ -46,15 +46,15 @@ impl Registry {
         let mut admitted = None;
         for _ in 0..ATTEMPTS {
             let view = self.view();
-            let found = view.snapshot.get(key.as_bytes());
+            let found = view.snapshot.get(key.as_bytes()).cloned();
             let Some(entry) = found else {
                 return match marked_here {
                     Some((marked, _)) => Ok(Deleted::Gone(marked)),
                     None => Err(Status::not_found(&resource.group, &resource.plural, name)),
                 };
             };
-            self.check_readable(&key, entry)?;
-            let shown = self.converter.entry(resource, entry).await?;
+            self.check_readable(&key, &entry)?;
+            let shown = self.converter.entry(resource, &entry).await?;
             let old = self.recent.take_or_decode(resource, &key, &shown);
             let old = old.ok_or_else(|| unreadable(resource, name))?;
             if let Some((marked, _)) = marked_here.take_if(|(_, uid)| *uid != meta::uid(&old)) {
@@ -80,6 +80,8 @@ impl Registry {
                 self.admission.admit_delete(&view, &attributes).await?;
                 admitted = Some(entry.modified);
             }
+            // The store changes its maps in place where nobody holds a snapshot of them.
+            drop(view);
             let step = decide(resource, &old, options, Timestamp::now());
             let mut encoded = None;
             let op = match &step {
@@ -101,12 +103,24 @@ impl Registry {
             if step == Step::Remove {
                 txn = self.with_addresses(resource, txn, Some(&old), None);
             }
+            let uid = meta::uid(&old).to_owned();
+            let removal = matches!(step, Step::MarkAndRemove(_)).then(|| {
+                let removal = Txn::default().then(Op::Delete { key: key.clone() });
+                self.with_addresses(resource, removal, Some(&old), None)
+            });
+            // An object is freed best by the thread that has just read it.
+            let last = Some(old).filter(|_| step == Step::Remove);
             let ready = timer.elapsed();
-            let Outcome::Committed { revision } = self.commit(resource, "delete", txn).await? else {
-                continue;
+            let (outcome, removed) = match removal {
+                // Both reach the disk together: watchers see the mark and the end, and the client waits once.
+                Some(removal) => self.commit_both(resource, "delete", txn, removal).await?,
+                None => (self.commit(resource, "delete", txn).await?, None),
             };
-            let uid = meta::uid(&old);
-            self.record(write, WriteStep { verb: "delete", name, uid, timer, admitted: ready, revision });
+            let Outcome::Committed { revision } = outcome else { continue };
+            self.record(
+                write,
+                WriteStep { verb: "delete", name, uid: &uid, timer, admitted: ready, revision },
+            );
             let written = |mut new: Box<Value>| {
                 stored::set_version(&mut new, revision);
                 let new = Arc::new(*new);
@@ -116,23 +130,17 @@ impl Registry {
                 }
             };
             return Ok(match step {
-                Step::MarkAndRemove(new) => {
-                    let txn = Txn::default()
-                        .when(Compare::ModifiedAt(key.clone(), revision))
-                        .then(Op::Delete { key: key.clone() });
-                    let txn = self.with_addresses(resource, txn, Some(&old), None);
-                    match self.commit(resource, "delete", txn).await? {
-                        Outcome::Committed { .. } => Deleted::Gone(written(new)),
-                        // Somebody wrote in between: the marked object is deleted in the next round.
-                        Outcome::Conflict { .. } => {
-                            let uid = meta::uid(&new).to_owned();
-                            marked_here = Some((written(new), uid));
-                            continue;
-                        }
+                Step::MarkAndRemove(new) => match removed {
+                    Some(Outcome::Committed { .. }) => Deleted::Gone(written(new)),
+                    // Another server wrote in between: the marked object is deleted in the next round.
+                    _ => {
+                        let uid = meta::uid(&new).to_owned();
+                        marked_here = Some((written(new), uid));
+                        continue;
                     }
-                }
+                },
                 Step::Mark(new) => Deleted::Marked(written(new)),
-                _ => Deleted::Gone(old.into()),
+                Step::Remove | Step::Keep => Deleted::Gone(last.unwrap_or_default().into()),
             });
         }
         Err(Status::conflict(

@@ -29,7 +29,7 @@ pub(crate) use list::{Items, ListPage};
 pub use media::StorageMedia;
 pub(crate) use select::{Facts, Selectors};
 pub use stored::places as storage_places;
-pub(crate) use update::{Change, Update, precondition_failed};
+pub(crate) use update::{Change, Update, beside_spec, precondition_failed};
 pub(crate) use watch::{WatchEvent, WatchStream};
 
 use crate::admission::Chain;
@@ -396,6 +396,25 @@ impl Registry {
         let outcome = self.store.commit(txn).await;
         self.times.observe(resource, operation, started.elapsed());
         outcome.map_err(store_status)
+    }
+
+    /// As [`Self::commit`], of two transactions. The second is done only if the first is.
+    async fn commit_both(
+        &self,
+        resource: &Resource,
+        operation: &'static str,
+        first: Txn,
+        second: Txn,
+    ) -> Result<(Outcome, Option<Outcome>), Status> {
+        crate::server::check_guard()?;
+        let started = std::time::Instant::now();
+        let outcomes = self.store.commit_both(first, second).await;
+        let took = started.elapsed();
+        self.times.observe(resource, operation, took);
+        if matches!(outcomes, Ok((_, Some(_)))) {
+            self.times.observe(resource, operation, took);
+        }
+        outcomes.map_err(store_status)
     }
 
     /// Records a write in the life of its object. Objects that do not last are left out: there are many of them.

@@ -225,7 +225,7 @@ pub(crate) fn decode(resource: &Resource, entry: &Entry) -> Option<Value> {
 }
 
 fn decode_value(resource: &Resource, value: &[u8], revision: Revision) -> Option<Value> {
-    let mut object: Value = ferrite_json::from_slice(value).ok()?;
+    let mut object = ferrite_json::from_compact(value).ok()?;
     resource.from_storage(&mut object);
     set_version(&mut object, revision);
     Some(object)

@@ -86,9 +86,9 @@ impl Registry {
         let timer = Timer::start();
         for _ in 0..ATTEMPTS {
             let view = self.view();
-            let Some(entry) = view.snapshot.get(key.as_bytes()) else { return Err(missing(update)) };
-            self.check_readable(&key, entry)?;
-            let shown = self.converter.entry(resource, entry).await?;
+            let Some(entry) = view.snapshot.get(key.as_bytes()).cloned() else { return Err(missing(update)) };
+            self.check_readable(&key, &entry)?;
+            let shown = self.converter.entry(resource, &entry).await?;
             let old = self.recent.take_or_decode(resource, &key, &shown);
             let old = old.ok_or_else(|| unreadable(resource, update.name))?;
             let mut new = (update.change)(&old)?;
@@ -97,7 +97,7 @@ impl Registry {
             let allocation = self.prepare(update, &view, &attributes, &mut new, &old).await?;
             let mut charges = self.admission.charge(&view, &attributes, &new)?;
             if same(&new, &old) {
-                if !self.store.is_stale(&key, entry) && !self.is_outdated(resource, entry, &old).await? {
+                if !self.store.is_stale(&key, &entry) && !self.is_outdated(resource, &entry, &old).await? {
                     // As upstream: nothing changes, so nothing is written and the resource version stays. What is stored
                     // with an old key or in an old form is written anew all the same.
                     return Ok(old.into());
@@ -124,7 +124,10 @@ impl Registry {
             let admitted = timer.elapsed();
             let mut txn = self.with_addresses(resource, txn, Some(&old), (!finished).then_some(&new));
             // Needed again only where a quota is charged.
-            let uncharged = (!charges.is_empty()).then(|| txn.clone());
+            let uncharged = (!charges.is_empty()).then(|| (txn.clone(), Arc::clone(&old)));
+            // The store changes its maps in place where nobody holds a snapshot of them, and an object is freed best by
+            // the thread that has just read it.
+            drop((view, old));
             for _ in 0..CHARGE_ATTEMPTS {
                 let charged = charges.onto(txn);
                 if let Outcome::Committed { revision } = self.commit(resource, "update", charged).await? {
@@ -145,13 +148,13 @@ impl Registry {
                 // a version then fails its precondition.
                 let now = self.view();
                 let found = now.snapshot.get(key.as_bytes()).map(|entry| entry.modified);
-                let Some(uncharged) = &uncharged else { break };
+                let Some((uncharged, old)) = &uncharged else { break };
                 if found != Some(entry.modified) {
                     break;
                 }
                 // Only the quota has changed: nobody is asked again about the same object.
                 txn = uncharged.clone();
-                charges = self.admission.charge(&now, &attributes, &new)?;
+                charges = self.admission.charge(&now, &self.update_attributes(update, old), &new)?;
             }
         }
         Err(Status::conflict(&resource.group, &resource.plural, update.name, CONFLICT))
@@ -231,7 +234,11 @@ impl Registry {
         // An empty list means something here, and is lost in the form that objects are stored in.
         let given = new.pointer("/metadata/managedFields").and_then(Value::as_array);
         let forgets_managers = given.is_some_and(|entries| entries.is_empty());
-        let sent = Sent::take(resource, new);
+        let is_status = update.subresource == Some("status");
+        let sent = match is_status {
+            true => beside_spec(new, old, |new| Sent::take(resource, new)),
+            false => Sent::take(resource, new),
+        };
         strategy.default(new);
         metadata::keep_identity(new, old);
         let warnings = &update.write.options.warnings;
@@ -268,8 +275,12 @@ impl Registry {
             }
             Some(_) => super::allocator::Allocation::none(),
         };
-        super::normalise(resource, new);
-        super::check_depth(new)?;
+        let finish = |new: &mut Value| {
+            super::normalise(resource, new);
+            super::check_depth(new)
+        };
+        let finished = if is_status { beside_spec(new, old, finish) } else { finish(new) };
+        finished?;
         // As upstream: status is not part of the desired state, and where a pod runs is not the client's
         // wish.
         if !matches!(update.subresource, Some("status" | "binding")) {
@@ -312,6 +323,20 @@ impl Registry {
         self.admission.validate(view, attributes, Some(new)).await?;
         Ok(allocation)
     }
+}
+
+/// Does work on a changed object that gives each part the form in which it is stored. A specification that is the stored
+/// one has that form already, and is put aside meanwhile.
+pub(crate) fn beside_spec<T>(new: &mut Value, old: &Value, work: impl FnOnce(&mut Value) -> T) -> T {
+    const SPEC: &str = "spec";
+    let stored = old.get(SPEC);
+    let spec = new.as_object_mut().filter(|map| stored.is_some() && map.get(SPEC) == stored);
+    let spec = spec.and_then(|map| map.remove(SPEC));
+    let result = work(new);
+    if let (Some(spec), Some(map)) = (spec, new.as_object_mut()) {
+        map.insert(SPEC, spec);
+    }
+    result
 }
 
 /// The name of the step in the object's life.
@@ -376,6 +401,25 @@ fn is_renewal(new: &Value, old: &Value) -> bool {
 mod tests {
     use super::*;
     use ferrite_json::json;
+
+    #[test]
+    fn a_specification_that_is_stored_is_put_aside() {
+        let old = json!({"spec": {"a": 1}, "status": {"b": 1}});
+        let changed = json!({"spec": {"a": 2}, "status": {"b": 2}});
+        for (mut new, seen) in [
+            (json!({"spec": {"a": 1}, "status": {"b": 2}}), json!({"status": {"b": 2}})),
+            (changed.clone(), changed),
+            (json!({"status": {"b": 2}}), json!({"status": {"b": 2}})),
+        ] {
+            let before = new.clone();
+            assert_eq!(beside_spec(&mut new, &old, |new| new.clone()), seen);
+            assert_eq!(new, before);
+        }
+        let mut new = old.clone();
+        // A kind whose specification is always written.
+        beside_spec(&mut new, &old, |new| new["spec"] = json!({}));
+        assert_eq!(new, old);
+    }
 
     #[test]
     fn when_managers_wrote_and_the_version_make_no_difference() {

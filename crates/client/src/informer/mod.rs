@@ -60,6 +60,13 @@ impl<K: Object> Old<K> {
     }
 }
 
+impl<K> Old<K> {
+    /// False if no member of the object had this name. Nothing is decoded for the answer.
+    pub fn may_have(&self, member: &str) -> bool {
+        self.decoded.get().is_some() || memchr::memmem::find(&self.json, member.as_bytes()).is_some()
+    }
+}
+
 impl<K: Object> Deref for Old<K> {
     type Target = K;
 

@@ -111,7 +111,7 @@ impl Removed {
     pub(super) fn differs_by_version(&self, object: &RawObject) -> bool {
         let member = |version: &Text| format!("\"resourceVersion\":\"{version}\"").into_bytes();
         let (old, new) = (member(&self.version), member(&object.version));
-        let Some(at) = self.json.windows(old.len()).position(|window| window == old) else { return false };
+        let Some(at) = memchr::memmem::find(&self.json, &old) else { return false };
         // Each text has its version in its metadata. If all else is equal, the members found here are those.
         let (before, after) = (&self.json[..at], &self.json[at + old.len()..]);
         object

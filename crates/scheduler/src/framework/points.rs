@@ -2,6 +2,7 @@
 //! [`Plugin`] with the same name.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -83,12 +84,21 @@ const RECENT_VERDICTS: usize = 8;
 /// The verdict on every node of a search that found none.
 #[derive(Debug, Clone, Default)]
 pub struct Diagnosis {
-    /// Positions of nodes in the snapshot, each with the place of its verdict among `verdicts`.
-    nodes: Vec<(usize, usize)>,
+    /// Nodes that stand side by side in the snapshot and have one verdict. A search rejects most nodes in their order and
+    /// for few reasons.
+    runs: Vec<Run>,
     /// Verdicts that differ from each other, mostly: thousands of nodes are rejected for few reasons.
     verdicts: Vec<Arc<RejectedBy>>,
     /// The verdict on all other nodes: a PreFilter plugin rejected the pod, or left the nodes out.
     pub others: Option<RejectedBy>,
+}
+
+/// Nodes with one verdict.
+#[derive(Debug, Clone)]
+struct Run {
+    positions: Range<usize>,
+    /// The place of the verdict.
+    verdict: usize,
 }
 
 impl Diagnosis {
@@ -99,26 +109,30 @@ impl Diagnosis {
 
     /// Positions of the nodes that removing pods could make fit, of `count` nodes.
     pub fn resolvable(&self, count: usize) -> Vec<usize> {
-        let mut verdicts =
-            vec![self.others.as_ref().is_some_and(|others| others.rejection.is_resolvable()); count];
-        let is_resolvable: Vec<bool> = self.verdicts.iter().map(|by| by.rejection.is_resolvable()).collect();
-        for (position, verdict) in &self.nodes {
-            verdicts[*position] = is_resolvable[*verdict];
+        let is_resolvable = |verdict: usize| self.verdicts[verdict].rejection.is_resolvable();
+        if self.others.as_ref().is_none_or(|others| !others.rejection.is_resolvable()) {
+            let mut runs: Vec<&Run> = self.runs.iter().filter(|run| is_resolvable(run.verdict)).collect();
+            runs.sort_unstable_by_key(|run| run.positions.start);
+            return runs.into_iter().flat_map(|run| run.positions.clone()).collect();
+        }
+        let mut verdicts = vec![true; count];
+        for Run { positions, verdict } in &self.runs {
+            verdicts[positions.clone()].fill(is_resolvable(*verdict));
         }
         (0..count).filter(|position| verdicts[*position]).collect()
     }
 
     /// The verdict on the node at `position`.
     pub fn get(&self, position: usize) -> Option<&Rejection> {
-        let explicit = self.nodes.iter().find(|(other, _)| *other == position);
-        let explicit = explicit.map(|(_, verdict)| &*self.verdicts[*verdict]);
+        let explicit = self.runs.iter().find(|run| run.positions.contains(&position));
+        let explicit = explicit.map(|run| &*self.verdicts[run.verdict]);
         explicit.or(self.others.as_ref()).map(|by| &by.rejection)
     }
 
     /// Records the verdict on a node that has none yet.
     pub fn reject(&mut self, position: usize, by: RejectedBy) {
-        let place = self.place_of(by);
-        self.nodes.push((position, place));
+        let verdict = self.place_of(by);
+        self.note(position, verdict);
     }
 
     /// The verdict as it is shared with other nodes.
@@ -133,10 +147,27 @@ impl Diagnosis {
     }
 
     /// Records a verdict that another search came to.
+    #[inline]
     pub(crate) fn reject_shared(&mut self, position: usize, by: &Arc<RejectedBy>) {
+        if let Some(last) = self.runs.last_mut()
+            && last.positions.end == position
+            && Arc::ptr_eq(&self.verdicts[last.verdict], by)
+        {
+            last.positions.end += 1;
+            return;
+        }
         let known = self.recent().find(|(_, known)| Arc::ptr_eq(known, by)).map(|(place, _)| place);
-        let place = known.unwrap_or_else(|| self.add(by.clone()));
-        self.nodes.push((position, place));
+        let verdict = known.unwrap_or_else(|| self.add(by.clone()));
+        self.note(position, verdict);
+    }
+
+    fn note(&mut self, position: usize, verdict: usize) {
+        match self.runs.last_mut() {
+            Some(last) if last.positions.end == position && last.verdict == verdict => {
+                last.positions.end += 1;
+            }
+            _ => self.runs.push(Run { positions: position..position + 1, verdict }),
+        }
     }
 
     fn recent(&self) -> impl Iterator<Item = (usize, &Arc<RejectedBy>)> {
@@ -150,25 +181,29 @@ impl Diagnosis {
 
     /// Forgets the verdict on the node at `position`.
     pub(crate) fn retract(&mut self, position: usize) {
-        self.nodes.retain(|(other, _)| *other != position);
+        let Some(at) = self.runs.iter().position(|run| run.positions.contains(&position)) else { return };
+        let Run { positions, verdict } = self.runs.remove(at);
+        let parts = [positions.start..position, position + 1..positions.end];
+        let parts = parts.into_iter().filter(|positions| !positions.is_empty());
+        drop(self.runs.splice(at..at, parts.map(|positions| Run { positions, verdict })));
     }
 
     /// The verdicts, each with the number of nodes that it is for.
     pub fn counted(&self) -> impl Iterator<Item = (&RejectedBy, usize)> {
         let mut counts = vec![0; self.verdicts.len()];
-        for (_, verdict) in &self.nodes {
-            counts[*verdict] += 1;
+        for Run { positions, verdict } in &self.runs {
+            counts[*verdict] += positions.len();
         }
         self.verdicts.iter().map(|by| &**by).zip(counts).filter(|(_, count)| *count > 0)
     }
 
     /// The number of nodes with a verdict of their own.
     pub fn len(&self) -> usize {
-        self.nodes.len()
+        self.runs.iter().map(|run| run.positions.len()).sum()
     }
 
     pub fn is_empty(&self) -> bool {
-        self.nodes.is_empty()
+        self.runs.is_empty()
     }
 }
 
@@ -366,5 +401,33 @@ pub trait Plugin: Send + Sync {
     }
     fn post_bind(&self) -> Option<&dyn PostBind> {
         None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_diagnosis_has_the_verdict_on_each_node() {
+        let by =
+            |reason: &'static str| RejectedBy { plugin: "X", rejection: Rejection::unschedulable(reason) };
+        let hopeless = || RejectedBy { plugin: "X", rejection: Rejection::unresolvable("hopeless") };
+        let mut diagnosis = Diagnosis::default();
+        // As a search goes round: from the middle to the end, then from the beginning.
+        let shared = diagnosis.shared(by("full"));
+        [6, 7, 8, 0, 1, 2, 4].into_iter().for_each(|position| diagnosis.reject_shared(position, &shared));
+        diagnosis.reject(3, hopeless());
+        diagnosis.reject(5, by("full"));
+        assert_eq!(diagnosis.resolvable(9), [0, 1, 2, 4, 5, 6, 7, 8]);
+        diagnosis.retract(7);
+        diagnosis.reject(7, hopeless());
+        diagnosis.retract(0);
+        assert_eq!(diagnosis.resolvable(9), [1, 2, 4, 5, 6, 8]);
+        assert_eq!((diagnosis.get(0), diagnosis.get(7)), (None, Some(&hopeless().rejection)));
+        assert_eq!(diagnosis.counted().map(|(_, count)| count).collect::<Vec<_>>(), [6, 2]);
+        assert_eq!(diagnosis.len(), 8);
+        diagnosis.others = Some(by("not asked"));
+        assert_eq!(diagnosis.resolvable(10), [0, 1, 2, 4, 5, 6, 8, 9]);
     }
 }

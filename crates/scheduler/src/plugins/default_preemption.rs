@@ -15,7 +15,7 @@ use crate::framework::{
     PostFilter, PostFiltered, Reason, Store,
 };
 use crate::memory::Memory;
-use crate::preemption::{Budget, Trial, candidates_wanted, dry_run, select_candidate};
+use crate::preemption::{Budget, Trial, Wanted, candidates_wanted, dry_run, select_candidate};
 use crate::snapshot::PodInfo;
 
 const NAME: &str = "DefaultPreemption";
@@ -122,10 +122,12 @@ impl DefaultPreemption {
         };
         // A random start spreads preemption over a cluster that is not searched completely.
         let offset = if positions.is_empty() { 0 } else { rand::random_range(0..positions.len()) };
-        let wanted = self.args.wanted(positions.len());
+        let enough = self.args.wanted(positions.len());
+        // Extenders may take candidates away.
+        let wanted = if search.extenders.is_empty() { Wanted::Best } else { Wanted::All };
         let (candidates, rejections) = {
             let mut trials = self.trials.lock().unwrap_or_else(PoisonError::into_inner);
-            dry_run(search, &positions, &budgets, offset, wanted, &mut trials)
+            dry_run(search, &positions, &budgets, offset, enough, wanted, &mut trials)
         };
         if candidates.is_empty() {
             let mut reasons: BTreeMap<Reason, usize> = BTreeMap::new();

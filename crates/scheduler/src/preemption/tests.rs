@@ -340,9 +340,16 @@ fn the_number_of_candidates_is_limited() {
         extenders: &[],
     };
     let positions: Vec<usize> = (0..9).collect();
-    let run = |budgets: &[Budget], offset: usize, wanted: usize| -> Vec<String> {
-        let (candidates, _) = dry_run(search, &positions, budgets, offset, wanted, &mut Memory::default());
-        candidates.into_iter().map(|candidate| candidate.node.clone()).collect()
+    let run = |budgets: &[Budget], offset: usize, enough: usize| -> Vec<String> {
+        let run =
+            |wanted| dry_run(search, &positions, budgets, offset, enough, wanted, &mut Memory::default()).0;
+        let names = |candidates: &[Arc<Candidate>]| -> Vec<String> {
+            candidates.iter().map(|candidate| candidate.node.clone()).collect()
+        };
+        let all = run(Wanted::All);
+        let best = select_candidate(all.clone()).expect("there are candidates");
+        assert_eq!(names(&run(Wanted::Best)), names(&[best]));
+        names(&all)
     };
     assert_eq!(run(&[], 7, 3), ["n7", "n8", "n0"], "the search goes round");
     let budget = Budget::new(&pdb("p", &["p0", "p1", "p2"], 0, &[])).unwrap();

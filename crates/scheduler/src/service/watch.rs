@@ -96,6 +96,10 @@ impl Scheduler {
                     let mut cache = self.cache();
                     cache.remove_nomination(&pod.key);
                     let known = cache.confirmed(&pod.key);
+                    if known.is_some_and(|known| known.is_same(&pod)) {
+                        // Most conditions are not the scheduler's concern, and what it knows of the node stays true.
+                        return;
+                    }
                     let is_new = known.is_none_or(|known| known.labels() != pod.labels());
                     let has_shrunk = known.is_some_and(|known| pod.requests.has_less_than(&known.requests));
                     cache.set_pod(pod.clone(), node);
@@ -131,7 +135,7 @@ impl Scheduler {
     /// Follows the nomination in the pod's status. True if the pod left the node it was nominated to.
     fn nomination_changed(&self, change: &Change<Pod>, pod: &Arc<PodInfo>) -> bool {
         let old = match change {
-            Change::Updated { old, .. } => nominated_node(old),
+            Change::Updated { old, .. } if old.may_have("nominatedNodeName") => nominated_node(old),
             _ => None,
         };
         let new = nominated_node(change.object());

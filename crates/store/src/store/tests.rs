@@ -45,6 +45,33 @@ async fn a_failed_condition_changes_nothing_and_shows_the_current_value() {
 }
 
 #[tokio::test]
+async fn two_transactions_follow_one_another_at_two_revisions_or_not_at_all() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    let absent = || Compare::Absent(Key::from("a"));
+    let removal = || Txn::default().then(Op::Delete { key: Key::from("a") });
+    let mut watch = store.watch(b"", Revision(0)).unwrap();
+    let committed = |revision| Outcome::Committed { revision: Revision(revision) };
+    let both = store.commit_both(put("a", "1").when(absent()), removal()).await.unwrap();
+    assert_eq!(both, (committed(1), Some(committed(2))));
+    let mut seen = Vec::new();
+    while seen.len() < 2 {
+        let changes = watch.next().await.unwrap();
+        seen.extend(changes.iter().map(|change| (change.revision.0, change.entry.is_some())));
+    }
+    assert_eq!(seen, [(1, true), (2, false)]);
+
+    store.commit(put("a", "2")).await.unwrap();
+    let both = store.commit_both(put("a", "3").when(absent()), removal()).await.unwrap();
+    assert!(matches!(both, (Outcome::Conflict { .. }, None)), "{both:?}");
+    assert_eq!(value(&store.snapshot(), "a").as_deref(), Some("2"));
+    drop(store);
+    let store = open(dir.path());
+    assert_eq!(value(&store.snapshot(), "a").as_deref(), Some("2"));
+    assert_eq!(store.snapshot().revision(), Revision(3));
+}
+
+#[tokio::test]
 async fn deleting_what_is_not_there_is_no_change() {
     let store = Store::memory();
     store.commit(put("a", "1")).await.unwrap();

@@ -91,20 +91,23 @@ pub fn default_int(value: &mut Value, key: &str, default: i64) {
 /// Sets or removes a top-level field so that it is as in `old`.
 pub fn keep(new: &mut Value, old: &Value, key: &str) {
     if let Some(map) = new.as_object_mut() {
-        match old.get(key) {
-            Some(value) => map.insert(key.to_owned(), value.clone()),
-            None => map.remove(key),
-        };
+        keep_member(map, old.get(key), key);
     }
 }
 
 /// Sets or removes a field of metadata so that it is as in `old`.
 pub fn keep_metadata(new: &mut Value, old: &Value, key: &str) {
     let metadata = crate::meta::metadata_mut(new);
-    match old.pointer("/metadata").and_then(|m| m.get(key)) {
-        Some(value) => metadata.insert(key.to_owned(), value.clone()),
-        None => metadata.remove(key),
-    };
+    keep_member(metadata, old.pointer("/metadata").and_then(|m| m.get(key)), key);
+}
+
+/// Sets or removes a member so that it is `old`. Mostly it is already: comparing costs less than copying.
+fn keep_member(map: &mut Map, old: Option<&Value>, key: &str) {
+    match old {
+        Some(value) if map.get(key) != Some(value) => drop(map.insert(key.to_owned(), value.clone())),
+        Some(_) => {}
+        None => drop(map.remove(key)),
+    }
 }
 
 /// Removes a field of an object.
