@@ -13,8 +13,8 @@ use crate::joining::token::JoinToken;
 use crate::joining::{self, ClusterSettings, DNS_USER, PROXY_USER};
 use crate::machines::{MachineOptions, Machines};
 use crate::node::{
-    CgroupDriver, CniOptions, Embedded, KubeletOptions, NodePlace, Services, collect_garbage, start_kubelet,
-    start_policies, start_proxy, start_runtime,
+    CgroupDriver, CniOptions, Embedded, KubeletOptions, NodePlace, OpeningImages, Services, collect_garbage,
+    start_kubelet, start_policies, start_proxy, start_runtime,
 };
 use crate::node_routes;
 use crate::paths::Paths;
@@ -131,12 +131,23 @@ pub struct Cluster {
     _kubelet: Kubelet,
 }
 
+/// The runtime of the node's pods.
+enum ChosenRuntime<'a> {
+    Own(OpeningImages),
+    /// The endpoint of another one.
+    Other(&'a str),
+}
+
 impl Cluster {
     pub async fn start(
         paths: &Paths,
         options: &ClusterOptions,
         progress: &Progress,
     ) -> Result<Self, BoxError> {
+        let runtime = match &options.container_runtime_endpoint {
+            None => ChosenRuntime::Own(OpeningImages::begin(paths, &options.insecure_registry)),
+            Some(endpoint) => ChosenRuntime::Other(endpoint),
+        };
         let node_name = match &options.node_name {
             Some(name) => name.clone(),
             None => nix::unistd::gethostname()?.to_string_lossy().to_lowercase(),
@@ -224,21 +235,21 @@ impl Cluster {
         };
 
         let plugins = options.cni.network(paths, &scope);
-        let (embedded, services) = match &options.container_runtime_endpoint {
-            None => {
-                let (registries, driver) = (&options.insecure_registry, options.cgroup_driver);
+        let (embedded, services) = match runtime {
+            ChosenRuntime::Own(images) => {
+                let driver = options.cgroup_driver;
                 let network: Arc<dyn PodNetwork> = match &plugins {
                     Some(plugins) => plugins.clone(),
                     None => bridge.clone(),
                 };
-                let embedded = start_runtime(paths, registries, driver, network, &scope).await?;
+                let embedded = start_runtime(paths, images, driver, network, &scope).await?;
                 collect_garbage(&embedded.runtime, plugins.as_deref(), Some(&bridge)).await;
                 let services =
                     Services { runtime: embedded.runtime.clone(), images: embedded.runtime.clone() };
                 progress.done("runtime", &paths.runtime().display().to_string());
                 (Some(embedded), services)
             }
-            Some(endpoint) => {
+            ChosenRuntime::Other(endpoint) => {
                 let client = Arc::new(ferrite_cri::grpc::Client::new(endpoint)?);
                 progress.done("runtime", endpoint);
                 (None, Services { runtime: client.clone(), images: client })

@@ -135,13 +135,12 @@ pub struct Embedded {
 /// Opens our own runtime and serves it on a socket too.
 pub async fn start_runtime(
     paths: &Paths,
-    insecure_registries: &[String],
+    images: OpeningImages,
     driver: CgroupDriver,
     network: Arc<dyn PodNetwork>,
     scope: &Scope,
 ) -> Result<Embedded, BoxError> {
-    let images = NodeParts::images(paths, insecure_registries)?;
-    add_tools_image(&images).await?;
+    let images = images.opened().await?;
     let config = NodeParts::runtime_config(paths, network, Arc::clone(&images), driver);
     let runtime = Runtime::open(config).await?;
     let cri = ferrite_cri::grpc::Server::bind(&paths.cri_socket(), runtime.clone(), runtime.clone())?;
@@ -149,12 +148,23 @@ pub async fn start_runtime(
     Ok(Embedded { images, runtime })
 }
 
-/// Makes the built-in image from the running binary.
-async fn add_tools_image(images: &Images) -> Result<(), BoxError> {
-    let builtin = Builtin::tools()?;
-    let store = Arc::clone(images.store());
-    tokio::task::spawn_blocking(move || store.add_builtin(&builtin)).await??;
-    Ok(())
+/// The images of the node, opened while its other parts start: the first time, the built-in image is made of the running
+/// binary, which takes longer than any other step.
+pub struct OpeningImages(tokio::task::JoinHandle<Result<Arc<Images>, BoxError>>);
+
+impl OpeningImages {
+    pub fn begin(paths: &Paths, insecure_registries: &[String]) -> Self {
+        let (paths, insecure) = (paths.clone(), insecure_registries.to_vec());
+        Self(tokio::task::spawn_blocking(move || {
+            let images = NodeParts::images(&paths, &insecure)?;
+            images.store().add_builtin(&Builtin::tools()?)?;
+            Ok(images)
+        }))
+    }
+
+    async fn opened(self) -> Result<Arc<Images>, BoxError> {
+        self.0.await?
+    }
 }
 
 /// The facts about a node and its cluster for the node's parts.

@@ -4,7 +4,7 @@ use crate::apiserver::BoxError;
 use crate::cli::{DataDir, interrupted};
 use crate::cluster::start_network;
 use crate::data_dir::DataDirectory;
-use crate::node::{CgroupDriver, start_runtime};
+use crate::node::{CgroupDriver, OpeningImages, start_runtime};
 use crate::status::State;
 use crate::up::{check_machine, create_private};
 use ferrite_client::Scope;
@@ -39,11 +39,11 @@ impl RuntimeAlone {
         State::refuse_if_running(&paths)?;
         let _claimed = DataDirectory::claim(&paths)?;
         create_private(&paths)?;
+        let images = OpeningImages::begin(&paths, &self.insecure_registry);
         let bridge =
             start_network(&paths, self.pod_cidr, self.cluster_cidr.unwrap_or(self.pod_cidr), None).await?;
         let scope = Scope::new();
-        let embedded =
-            start_runtime(&paths, &self.insecure_registry, self.cgroup_driver, bridge, &scope).await?;
+        let embedded = start_runtime(&paths, images, self.cgroup_driver, bridge, &scope).await?;
         println!("serving unix://{}", paths.cri_socket().display());
         interrupted().await?;
         scope.shutdown().await;

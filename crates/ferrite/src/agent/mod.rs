@@ -171,6 +171,7 @@ impl Agent {
         scope: &Scope,
     ) -> Result<Running, BoxError> {
         let progress = Progress::new(self.log_to_file);
+        let images = node::OpeningImages::begin(paths, &self.insecure_registry);
         let token = self.token()?;
         let target = Target::parse(server)?;
         let given = ServerAddress { host: target.host, port: target.port };
@@ -192,13 +193,13 @@ impl Agent {
         let settings = settings(&member.kubelet).await;
         let node_ips = node_ips(addresses, settings.pods)?;
         let late = Arc::new(LateNetwork::default());
-        let (registries, driver) = (&self.insecure_registry, self.cgroup_driver);
+        let driver = self.cgroup_driver;
         let plugins = self.cni.network(paths, scope);
         let network: Arc<dyn ferrite_network::PodNetwork> = match &plugins {
             Some(plugins) => plugins.clone(),
             None => late.clone(),
         };
-        let embedded = node::start_runtime(paths, registries, driver, network, scope).await?;
+        let embedded = node::start_runtime(paths, images, driver, network, scope).await?;
         node::collect_garbage(&embedded.runtime, plugins.as_deref(), None).await;
         listen(paths, &embedded, scope)?;
         progress.done("runtime", &paths.runtime().display().to_string());
