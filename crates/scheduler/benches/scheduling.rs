@@ -11,6 +11,7 @@
 #![allow(clippy::unwrap_used, reason = "a benchmark that fails should stop at once")]
 
 use std::collections::{HashMap, HashSet};
+use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -169,15 +170,28 @@ fn same_zone(key: &str) -> Value {
         {"topologyKey": key, "labelSelector": {"matchLabels": {"app": "web"}}}]})
 }
 
+/// Given to the process of one shape, whose parent has printed the head of the table.
+const ALONE: &str = "--alone";
+
 fn main() {
     let parts: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
     let nodes = std::env::var("NODES").ok().and_then(|n| n.parse().ok()).unwrap_or(5000);
+    let is_chosen = |shape: &&Shape| parts.is_empty() || parts.iter().any(|part| part == shape.name);
+    let chosen: Vec<&Shape> = SHAPES.iter().filter(is_chosen).collect();
+    if !std::env::args().any(|argument| argument == ALONE) {
+        println!(
+            "{:<16} {:>8} {:>8} {:>10} {:>12} {:>10}",
+            "shape", "nodes", "pods", "pods/s", "cpu/pod", "memory"
+        );
+        // What one shape leaves in memory would slow the next one down.
+        for shape in chosen {
+            let program = std::env::current_exe().unwrap();
+            assert!(Command::new(program).args([ALONE, shape.name]).status().unwrap().success());
+        }
+        return;
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    println!(
-        "{:<16} {:>8} {:>8} {:>10} {:>12} {:>10}",
-        "shape", "nodes", "pods", "pods/s", "cpu/pod", "memory"
-    );
-    for shape in SHAPES.iter().filter(|shape| parts.is_empty() || parts.iter().any(|p| p == shape.name)) {
+    for shape in chosen {
         runtime.block_on(run(shape, nodes));
     }
 }
