@@ -1,6 +1,9 @@
 //! The directory of a cluster's certificates.
 
 use crate::authority::{Authority, Identity, LIFETIME, Purpose, Subject};
+use crate::der;
+use rustls_pki_types::CertificateDer;
+use rustls_pki_types::pem::PemObject;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Write};
@@ -204,9 +207,26 @@ impl NodePki {
 pub fn public_key_hash(ca: &str) -> Result<String, PkiError> {
     let bad = || PkiError::Pem { what: "the authority".into() };
     let (_, pem) = x509_parser::pem::parse_x509_pem(ca.as_bytes()).map_err(|_| bad())?;
-    let certificate = pem.parse_x509().map_err(|_| bad())?;
+    hash_of_key(&pem.contents).ok_or_else(bad)
+}
+
+/// The certificates of `ca` whose public key has this hash, as PEM. None if there is no such certificate.
+///
+/// A text that came over an unverified connection may have others beside the right one, which nobody must trust.
+pub fn pinned_authority(ca: &str, hash: &str) -> Option<String> {
+    let certificates = CertificateDer::pem_slice_iter(ca.as_bytes()).collect::<Result<Vec<_>, _>>().ok()?;
+    let pinned: String = certificates
+        .iter()
+        .filter(|certificate| hash_of_key(certificate).is_some_and(|found| found == hash))
+        .map(|certificate| der::to_pem("CERTIFICATE", certificate))
+        .collect();
+    (!pinned.is_empty()).then_some(pinned)
+}
+
+fn hash_of_key(certificate: &[u8]) -> Option<String> {
+    let (_, certificate) = x509_parser::parse_x509_certificate(certificate).ok()?;
     let hash = ring::digest::digest(&ring::digest::SHA256, certificate.public_key().raw);
-    Ok(hash.as_ref().iter().map(|byte| format!("{byte:02x}")).collect())
+    Some(hash.as_ref().iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 fn covers(certificate: &x509_parser::certificate::X509Certificate<'_>, subject: &Subject) -> bool {
@@ -329,6 +349,22 @@ mod tests {
         let client = proxies.ensure("front-proxy-client", &subject, Purpose::Client).unwrap();
         assert!(is_current(&client, &subject, proxies.ca(), RENEWED));
         assert!(!is_current(&client, &subject, pki.ca(), RENEWED));
+    }
+
+    #[test]
+    fn certificates_beside_the_pinned_one_are_dropped() {
+        let (ca, other) = (Authority::create("kubernetes").unwrap(), Authority::create("kubernetes").unwrap());
+        let hash = public_key_hash(ca.certificate()).unwrap();
+        let alone = pinned_authority(ca.certificate(), &hash).unwrap();
+        let both = [ca.certificate(), other.certificate()].concat();
+        let reversed = [other.certificate(), ca.certificate()].concat();
+        for text in [ca.certificate(), &both, &reversed, &[&*both, "noise"].concat()] {
+            assert_eq!(pinned_authority(text, &hash).as_ref(), Some(&alone), "{text}");
+        }
+        assert_eq!(alone.matches("BEGIN CERTIFICATE").count(), 1);
+        for text in ["", "noise", other.certificate()] {
+            assert_eq!(pinned_authority(text, &hash), None, "{text}");
+        }
     }
 
     #[test]

@@ -18,7 +18,7 @@ mod token;
 pub use authority::{Authority, Identity, Purpose, Subject};
 pub use clients::{ClientAuthorities, ClientCertificate, ClientCertificateError};
 pub use detached::detached_signature;
-pub use files::{ClusterPki, NodePki, PkiError, SharedKeys, public_key_hash};
+pub use files::{ClusterPki, NodePki, PkiError, SharedKeys, pinned_authority, public_key_hash};
 pub use request::{NewRequest, Request};
 pub use sealed::{SealError, SealKey};
 pub use stub_request::{StubRequest, StubRequestError};

@@ -130,8 +130,8 @@ impl Joining<'_> {
     async fn authority(&self, pki: &NodePki) -> Result<String, BoxError> {
         let kept = pki.ca()?;
         let Some(token) = self.token else { return kept.ok_or_else(|| JoinError::NoToken.into()) };
-        let matches = |ca: &str| ferrite_pki::public_key_hash(ca).is_ok_and(|hash| hash == token.ca_hash);
-        if let Some(ca) = kept.filter(|ca| matches(ca)) {
+        let pinned = |ca: &str| ferrite_pki::pinned_authority(ca, &token.ca_hash);
+        if let Some(ca) = kept.as_deref().and_then(pinned) {
             return Ok(ca);
         }
         let target = Target::parse(self.url)?;
@@ -144,9 +144,9 @@ impl Joining<'_> {
             }
             tokio::time::sleep(backoff.next_delay()).await;
         };
-        if !matches(&ca) {
+        let Some(ca) = pinned(&ca) else {
             return Err(JoinError::OtherAuthority { server: self.server.to_owned() }.into());
-        }
+        };
         pki.save_ca(&ca)?;
         Ok(ca)
     }
@@ -371,6 +371,25 @@ mod tests {
             let target = Target::parse(url).ok();
             assert_eq!(target.as_ref().map(|t| (t.host.as_str(), t.port)), want, "{url}");
         }
+    }
+
+    #[tokio::test]
+    async fn an_authority_beside_the_tokens_is_not_trusted() {
+        let dirs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+        let [ours, attacker] = [0, 1].map(|at| ferrite_pki::ClusterPki::open(dirs[at].path()).unwrap());
+        let token = JoinToken::new(ours.ca()).unwrap();
+        let node = NodePki::open(dirs[2].path()).unwrap();
+        node.save_ca(&[ours.ca(), attacker.ca()].concat()).unwrap();
+        let joining = Joining {
+            server: "https://192.0.2.1:6443",
+            url: "https://192.0.2.1:6443",
+            token: Some(&token),
+            node: "n",
+            addresses: "192.0.2.2".parse().unwrap(),
+            pki: dirs[2].path(),
+        };
+        let trusted = joining.authority(&node).await.unwrap();
+        assert_eq!(Some(trusted), ferrite_pki::pinned_authority(ours.ca(), &token.ca_hash));
     }
 
     #[test]

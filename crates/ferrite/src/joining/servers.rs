@@ -198,9 +198,9 @@ impl ServerToken {
     async fn fetch(&self, server: &str, target: &Target) -> Result<Fetched, BoxError> {
         let ca = discover(target).await?;
         let server = server.to_owned();
-        if ferrite_pki::public_key_hash(&ca)? != self.token.ca_hash {
+        let Some(ca) = ferrite_pki::pinned_authority(&ca, &self.token.ca_hash) else {
             return Ok(Fetched::Never(ServerJoinError::OtherAuthority { server }));
-        }
+        };
         let client = client(&server, &ca, &Credential::Token(self.token.bearer())).await?;
         let secrets = Api::<Secret>::namespaced(client, NAMESPACE);
         match secrets.get(&object_name(&self.token.id)).await {
