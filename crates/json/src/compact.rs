@@ -4,7 +4,7 @@
 //! once and in its final size. `serde_json` reads the rare tokens (escapes, fractions, negative numbers), and all text that
 //! has spaces or is no JSON: its errors are the errors.
 
-use crate::scan::{plain_string, string_end};
+use crate::scan::{plain_string, string_end, value_end};
 use crate::{Error, Map, Text, Value};
 
 /// As deep as `serde_json` goes.
@@ -14,16 +14,27 @@ const SAFE_DIGITS: usize = 18;
 
 /// The value that the text is. The same as [`from_slice`](crate::from_slice), faster where the text has no spaces.
 pub fn from_compact(bytes: &[u8]) -> Result<Value, Error> {
+    from_compact_without(bytes, "")
+}
+
+/// As [`from_compact`], but lists of this name that are members of the value's own members may be left out: their text is
+/// passed over where it has no spaces.
+pub fn from_compact_without(bytes: &[u8], lists: &str) -> Result<Value, Error> {
     let read = std::str::from_utf8(bytes).ok().and_then(|text| {
-        let mut reader = Reader { text, at: 0, members: Vec::new(), items: Vec::new() };
+        let mut reader = Reader { text, left_out: lists, at: 0, members: Vec::new(), items: Vec::new() };
         let value = reader.value(MAX_DEPTH)?;
         (reader.at == text.len()).then_some(value)
     });
     read.map_or_else(|| crate::from_slice(bytes), Ok)
 }
 
+/// Of an object within the outermost one, whatever may follow below.
+const SECOND_LEVEL: usize = MAX_DEPTH - 2;
+
 struct Reader<'a> {
     text: &'a str,
+    /// The name of lists on the second level that are left out.
+    left_out: &'a str,
     at: usize,
     /// Of all objects that are not at their end yet.
     members: Vec<(Text, Value)>,
@@ -69,8 +80,12 @@ impl Reader<'_> {
             loop {
                 let name = self.string()?;
                 self.pass(b':').then_some(())?;
-                let value = self.value(depth)?;
-                self.members.push((name, value));
+                if depth == SECOND_LEVEL && name == self.left_out && self.peek() == Some(b'[') {
+                    self.at = value_end(self.text.as_bytes(), self.at)?;
+                } else {
+                    let value = self.value(depth)?;
+                    self.members.push((name, value));
+                }
                 if self.pass(b'}') {
                     break;
                 }
@@ -142,6 +157,17 @@ mod tests {
             (ours, theirs) => prop_assert!(false, "{text}: {ours:?} {theirs:?}"),
         }
         Ok(())
+    }
+
+    #[test]
+    fn lists_of_the_second_level_are_left_out() {
+        let text = r#"{"a":[1],"metadata":{"a":[{"b":["]"]}],"b":{"a":[2]},"c":1},"data":{"a":"x"}}"#;
+        let read: Value = crate::from_slice(text.as_bytes()).unwrap();
+        let mut expected = read.clone();
+        expected["metadata"].as_object_mut().unwrap().remove("a");
+        assert_eq!(from_compact_without(text.as_bytes(), "a").unwrap(), expected);
+        assert_eq!(from_compact_without(text.as_bytes(), "").unwrap(), read);
+        assert_eq!(from_compact_without(br#"{"m":{"a":[1],"b":[2]}}"#, "b").unwrap().to_string(), r#"{"m":{"a":[1]}}"#);
     }
 
     #[test]

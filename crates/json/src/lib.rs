@@ -18,14 +18,16 @@ mod macros;
 mod map;
 pub mod scan;
 mod ser;
+mod tape;
 mod value;
 mod write;
 
-pub use compact::from_compact;
+pub use compact::{from_compact, from_compact_without};
 pub use compact_str::CompactString as Text;
 pub use de::{from_slice, from_value};
 pub use map::{Entry, IntoIter, Iter, IterMut, Map};
 pub use ser::to_value;
+pub use tape::{Node, NodeKind, Tape};
 pub use serde_json::{
     Deserializer, Error, Number, from_reader, from_str, to_string, to_string_pretty, to_vec, to_vec_pretty,
     to_writer,

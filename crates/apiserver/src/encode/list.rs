@@ -28,6 +28,7 @@ pub(crate) struct Pieces {
     include: IncludeObject,
     form: Form,
     items: Items,
+    messages: Messages,
     head: Option<Bytes>,
     tail: &'static [u8],
     first: bool,
@@ -50,6 +51,10 @@ enum Form {
         beta: bool,
     },
     Row {
+        beta: bool,
+    },
+    /// The object within the row is the stored metadata, copied.
+    RowOverMetadata {
         beta: bool,
     },
     Protobuf(TypeRef),
@@ -91,6 +96,13 @@ impl Pieces {
             (Format::Protobuf, Shape::Table { .. }) => return Err(super::not_acceptable()),
             (Format::Protobuf, Shape::PartialObjectMetadataList { .. }) => Form::Protobuf(named(PARTIAL)?),
             (Format::Protobuf, _) => Form::Protobuf(crate::call::type_of(&resource.gvk())?),
+            (_, Shape::Table { beta })
+                if include == IncludeObject::Metadata
+                    && resource.custom.is_none()
+                    && super::copies_metadata(resource) =>
+            {
+                Form::RowOverMetadata { beta }
+            }
             (_, Shape::Table { beta }) => Form::Row { beta },
             (_, Shape::PartialObjectMetadataList { beta }) if super::copies_metadata(resource) => {
                 Form::CopiedMetadata { beta }
@@ -108,6 +120,7 @@ impl Pieces {
             include,
             form,
             items: page.items,
+            messages: Messages::default(),
             head: None,
             tail: b"]}",
             first: true,
@@ -163,21 +176,26 @@ impl Pieces {
     fn opens_late(&self) -> bool {
         match self.form {
             Form::Metadata { .. } | Form::CopiedMetadata { .. } => true,
-            Form::Row { .. } => super::has_null_rows(&self.resource),
+            Form::Row { .. } | Form::RowOverMetadata { .. } => super::has_null_rows(&self.resource),
             _ => false,
         }
     }
 
     fn put(&mut self, entry: &Entry, out: &mut BytesMut) -> Result<(), Status> {
         if let Form::Protobuf(type_) = self.form {
-            let Some(item) = self.message(type_, entry)? else { return Ok(()) };
-            out.put_u8(ITEMS);
-            put_varint(out, item.len());
-            out.put_slice(&item);
+            if let Some(item) = self.messages.encode(&self.resource, type_, entry)? {
+                out.put_u8(ITEMS);
+                put_varint(out, item.len());
+                out.put_slice(item);
+            }
             return Ok(());
         }
         let value = match self.form {
             Form::Copied { .. } | Form::CopiedMetadata { .. } => None,
+            Form::RowOverMetadata { .. } => match stored::decode_without_managers(&self.resource, entry) {
+                Some(object) => Some(object),
+                None => return Ok(()),
+            },
             _ => match stored::decode(&self.resource, entry) {
                 Some(object) => Some(object),
                 None => return Ok(()),
@@ -194,6 +212,10 @@ impl Pieces {
             (Form::Metadata { beta }, Some(object)) => {
                 put_json(&partial(&self.resource, &object, beta), out)?
             }
+            (Form::RowOverMetadata { beta }, Some(object)) => {
+                let row = row(&self.resource, &object, beta, IncludeObject::None);
+                put_row(&row, entry, beta, out)?;
+            }
             (Form::Row { beta }, Some(object)) => {
                 put_json(&row(&self.resource, &object, beta, self.include), out)?;
             }
@@ -208,14 +230,14 @@ impl Pieces {
 
     fn json_head(&self, metadata: &Value) -> String {
         let (kind, version) = match self.form {
-            Form::Row { beta } => ("Table".to_owned(), meta_version(beta).to_owned()),
+            Form::Row { beta } | Form::RowOverMetadata { beta } => ("Table".to_owned(), meta_version(beta).to_owned()),
             Form::Metadata { beta } | Form::CopiedMetadata { beta } => {
                 ("PartialObjectMetadataList".to_owned(), meta_version(beta).to_owned())
             }
             _ => (self.resource.list_kind().into_owned(), self.resource.api_version()),
         };
         let items = match self.form {
-            Form::Row { .. } => {
+            Form::Row { .. } | Form::RowOverMetadata { .. } => {
                 let columns = self.resource.strategy.columns();
                 let columns: Vec<Value> = columns.iter().map(|c| column(&self.resource, c)).collect();
                 format!(r#""columnDefinitions":{},"rows":"#, Value::from(columns))
@@ -226,18 +248,9 @@ impl Pieces {
         format!(r#"{{"kind":"{kind}","apiVersion":"{version}","metadata":{metadata},{items}{open}"#)
     }
 
-    /// A stored object, or its metadata alone, as a message of `type_`. `None` if it cannot be read.
-    fn message(&self, type_: TypeRef, entry: &Entry) -> Result<Option<Vec<u8>>, Status> {
-        let Some(mut object) = stored::decode(&self.resource, entry) else { return Ok(None) };
-        if type_.name == PARTIAL {
-            object = partial(&self.resource, &object, false);
-        }
-        protobuf::encode_message(type_, &object).map(Some).map_err(Status::internal)
-    }
-
     /// The envelope tells the length of what it holds, so the items are measured before the first is sent.
     /// Measuring is encoding: a list costs twice the work, but never more memory than an item.
-    async fn protobuf_head(&self, type_: TypeRef, metadata: &Value, shape: Shape) -> Result<Bytes, Status> {
+    async fn protobuf_head(&mut self, type_: TypeRef, metadata: &Value, shape: Shape) -> Result<Bytes, Status> {
         let (version, kind) = match shape {
             Shape::PartialObjectMetadataList { beta } => {
                 (meta_version(beta).to_owned(), "PartialObjectMetadataList".to_owned())
@@ -254,7 +267,8 @@ impl Pieces {
         let mut items = self.items.clone();
         while let Some(entries) = items.take(PIECE) {
             for entry in entries {
-                let Some(size) = self.message(type_, &entry)?.map(|message| message.len()) else { continue };
+                let message = self.messages.encode(&self.resource, type_, &entry)?;
+                let Some(size) = message.map(<[u8]>::len) else { continue };
                 length += 1 + varint_size(size) + size;
             }
             // Others have their turn.
@@ -266,6 +280,43 @@ impl Pieces {
         put_varint(&mut head, length);
         head.put_slice(&raw);
         Ok(head.freeze())
+    }
+}
+
+/// Makes protobuf messages of stored objects.
+#[derive(Default)]
+struct Messages {
+    encoder: protobuf::Encoder,
+    /// The object with its resource version, as JSON.
+    text: BytesMut,
+}
+
+impl Messages {
+    /// A stored object, or its metadata alone, as a message of `type_`. `None` if it cannot be read.
+    fn encode(
+        &mut self,
+        resource: &Resource,
+        type_: TypeRef,
+        entry: &Entry,
+    ) -> Result<Option<&[u8]>, Status> {
+        let is_partial = type_.name == PARTIAL;
+        self.text.clear();
+        if is_partial && super::copies_metadata(resource) {
+            put_partial(entry, false, &mut self.text);
+        } else if !is_partial && resource.is_read_as_stored() {
+            stored::put_object(entry, &mut self.text);
+        }
+        // Text that this server has not written may have another form.
+        if self.text.is_empty() || self.encoder.encode(type_, &self.text).is_err() {
+            let Some(mut object) = stored::decode(resource, entry) else { return Ok(None) };
+            if is_partial {
+                object = partial(resource, &object, false);
+            }
+            self.text.clear();
+            put_json(&object, &mut self.text)?;
+            self.encoder.encode(type_, &self.text).map_err(Status::internal)?;
+        }
+        Ok(Some(self.encoder.message()))
     }
 }
 
@@ -295,6 +346,21 @@ fn named(name: &str) -> Result<TypeRef, Status> {
 
 fn put_json(value: &Value, out: &mut BytesMut) -> Result<(), Status> {
     ferrite_json::to_writer(out.writer(), value).map_err(Status::internal)
+}
+
+/// A row of a table, whose object is the stored metadata.
+fn put_row(row: &Value, entry: &Entry, beta: bool, out: &mut BytesMut) -> Result<(), Status> {
+    let members = row.as_object().into_iter().flat_map(ferrite_json::Map::iter);
+    out.put_u8(b'{');
+    for (key, value) in members.filter(|(key, _)| *key != "object") {
+        out.put_slice(format!(r#""{key}":"#).as_bytes());
+        put_json(value, out)?;
+        out.put_u8(b',');
+    }
+    out.put_slice(br#""object":"#);
+    put_partial(entry, beta, out);
+    out.put_u8(b'}');
+    Ok(())
 }
 
 /// The stored metadata as an object of its own.

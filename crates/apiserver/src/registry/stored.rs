@@ -224,6 +224,14 @@ pub(crate) fn decode(resource: &Resource, entry: &Entry) -> Option<Value> {
     decode_value(resource, entry.plain(), entry.modified)
 }
 
+/// As [`decode`], without the field managers, which take most of the time where nobody asks for them.
+pub(crate) fn decode_without_managers(resource: &Resource, entry: &Entry) -> Option<Value> {
+    let mut object = ferrite_json::from_compact_without(entry.plain(), "managedFields").ok()?;
+    resource.from_storage(&mut object);
+    set_version(&mut object, entry.modified);
+    Some(object)
+}
+
 fn decode_value(resource: &Resource, value: &[u8], revision: Revision) -> Option<Value> {
     let mut object = ferrite_json::from_compact(value).ok()?;
     resource.from_storage(&mut object);

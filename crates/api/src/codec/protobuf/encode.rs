@@ -1,9 +1,10 @@
-//! From a JSON value to the protobuf message Go would write.
+//! From JSON to the protobuf message Go would write.
 
 use super::envelope;
+use super::writer::Writer;
 use crate::codec::{scalar, time};
 use crate::schema::{Field, Kind, Slot, TypeRef, Wire};
-use ferrite_json::{Map, Value};
+use ferrite_json::{Node, NodeKind, Tape, Value};
 use thiserror::Error;
 
 /// Why a value cannot be written as protobuf: it does not have the shape of its type.
@@ -21,80 +22,85 @@ pub enum EncodeError {
 
 /// Encodes `value` as a message of `type_`, without an envelope.
 pub fn encode_message(type_: TypeRef, value: &Value) -> Result<Vec<u8>, EncodeError> {
-    let map = value.as_object().ok_or(EncodeError::NotAnObject)?;
-    let mut writer = Writer::default();
-    writer.message(type_, type_.wire, map, 0)?;
-    Ok(writer.finish())
+    let mut text = Vec::new();
+    value.write_to(&mut text);
+    let mut encoder = Encoder::default();
+    encoder.encode(type_, &text)?;
+    Ok(encoder.message().to_vec())
 }
 
-/// Writes a message from its end to its beginning, so that a length is known when it is written.
-#[derive(Default)]
-pub(super) struct Writer {
-    reversed: Vec<u8>,
+/// Encodes objects one after another, with the same memory.
+#[derive(Debug, Default)]
+pub struct Encoder {
+    tape: Tape,
+    writer: Writer,
+    places: Vec<u32>,
 }
 
-const VARINT: u32 = 0;
-const FIXED64: u32 = 1;
-const BYTES: u32 = 2;
-
-impl Writer {
-    pub(super) fn finish(mut self) -> Vec<u8> {
-        self.reversed.reverse();
-        self.reversed
-    }
-
-    fn raw(&mut self, bytes: &[u8]) {
-        self.reversed.extend(bytes.iter().rev());
-    }
-
-    fn varint(&mut self, mut number: u64) {
-        let mut buffer = [0u8; 10];
-        let mut length = 0;
-        loop {
-            let more = number > 0x7f;
-            buffer[length] = (number & 0x7f) as u8 | if more { 0x80 } else { 0 };
-            length += 1;
-            number >>= 7;
-            if !more {
-                break;
-            }
+impl Encoder {
+    /// Encodes an object, given as JSON without spaces, as a message of `type_`, without an envelope.
+    pub fn encode(&mut self, type_: TypeRef, text: &[u8]) -> Result<(), EncodeError> {
+        let text = std::str::from_utf8(text).map_err(|_| EncodeError::NotAnObject)?;
+        // The name may be that of any member, too: of a property in a schema, say.
+        if self.transcode(type_, text, FIELDS).is_err() {
+            self.transcode(type_, text, "")?;
         }
-        self.raw(&buffer[..length]);
-    }
-
-    fn key(&mut self, tag: u32, wire_type: u32) {
-        self.varint(u64::from(tag << 3 | wire_type));
-    }
-
-    pub(super) fn bytes(&mut self, tag: u32, bytes: &[u8]) {
-        self.raw(bytes);
-        self.varint(bytes.len() as u64);
-        self.key(tag, BYTES);
-    }
-
-    fn number(&mut self, tag: u32, number: u64) {
-        self.varint(number);
-        self.key(tag, VARINT);
-    }
-
-    /// A nested message: `content` writes it, backwards as everything here.
-    pub(super) fn nested(
-        &mut self,
-        tag: u32,
-        content: impl FnOnce(&mut Self) -> Result<(), EncodeError>,
-    ) -> Result<(), EncodeError> {
-        let before = self.reversed.len();
-        content(self)?;
-        self.varint((self.reversed.len() - before) as u64);
-        self.key(tag, BYTES);
         Ok(())
     }
 
-    fn message(
+    /// The message that was encoded last.
+    pub fn message(&self) -> &[u8] {
+        self.writer.written()
+    }
+
+    fn transcode(&mut self, type_: TypeRef, text: &str, opaque: &str) -> Result<(), EncodeError> {
+        self.writer.clear();
+        self.places.clear();
+        let root = self.tape.read(text, opaque).ok_or(EncodeError::TooDeep)?;
+        if root.kind() != NodeKind::Object {
+            return Err(EncodeError::NotAnObject);
+        }
+        let mut transcoder = Transcoder { root, writer: &mut self.writer, places: &mut self.places };
+        transcoder.message(type_, Some(root), 0)
+    }
+}
+
+/// The member that takes most of an object's text, and is text in protobuf, too: the fields of a manager.
+const FIELDS: &str = "fieldsV1";
+
+/// The place of a member that is absent or null. The first place is that of the whole object.
+const ABSENT: u32 = 0;
+
+struct Transcoder<'t, 'w> {
+    root: Node<'t>,
+    writer: &'w mut Writer,
+    /// The places of the values that are yet to be written. Each level puts its own on top and removes them.
+    places: &'w mut Vec<u32>,
+}
+
+impl<'t> Transcoder<'t, '_> {
+    /// Without an object, the message of a struct whose fields are all zero.
+    fn message(&mut self, type_: TypeRef, object: Option<Node<'t>>, depth: usize) -> Result<(), EncodeError> {
+        let base = self.places.len();
+        self.places.resize(base + type_.fields.len(), ABSENT);
+        for (key, value) in object.into_iter().flat_map(Node::members) {
+            let key = key.text().ok_or(EncodeError::NotAnObject)?;
+            if value.raw() != "null"
+                && let Some(field) = type_.place(&key)
+            {
+                self.places[base + field] = value.place();
+            }
+        }
+        self.fields(type_, type_.wire, base, depth)?;
+        self.places.truncate(base);
+        Ok(())
+    }
+
+    fn fields(
         &mut self,
         type_: TypeRef,
         wire: &'static [Wire],
-        map: &Map,
+        base: usize,
         depth: usize,
     ) -> Result<(), EncodeError> {
         if depth > crate::codec::MAX_DEPTH {
@@ -103,11 +109,13 @@ impl Writer {
         for Wire { tag, slot } in wire.iter().rev() {
             match slot {
                 Slot::Inline(inner) => {
-                    self.nested(*tag, |w| w.message(type_, inner, map, depth + 1))?;
+                    self.nested(*tag, |t| t.fields(type_, inner, base, depth + 1))?;
                 }
                 Slot::Field(index) => {
-                    let Some(field) = type_.fields.get(usize::from(*index)) else { continue };
-                    let value = map.get(field.name).filter(|v| !v.is_null());
+                    let index = usize::from(*index);
+                    let Some(field) = type_.fields.get(index) else { continue };
+                    let place = self.places[base + index];
+                    let value = (place != ABSENT).then(|| self.root.at(place));
                     self.field(*tag, field, value, depth).map_err(|error| match error {
                         EncodeError::Shape { type_: "", field } => {
                             EncodeError::Shape { type_: type_.name, field }
@@ -120,30 +128,44 @@ impl Writer {
         Ok(())
     }
 
+    /// A nested message: `content` writes it, backwards as everything here.
+    fn nested(
+        &mut self,
+        tag: u32,
+        content: impl FnOnce(&mut Self) -> Result<(), EncodeError>,
+    ) -> Result<(), EncodeError> {
+        let before = self.writer.len();
+        content(self)?;
+        self.writer.close(tag, before);
+        Ok(())
+    }
+
     fn field(
         &mut self,
         tag: u32,
         field: &'static Field,
-        value: Option<&Value>,
+        value: Option<Node<'t>>,
         depth: usize,
     ) -> Result<(), EncodeError> {
         let wrong = EncodeError::Shape { type_: "", field: field.name };
         match (&field.kind, value) {
-            (Kind::List(item), Some(Value::Array(list))) => {
-                for value in list.iter().rev() {
-                    self.element(tag, item, value, field.name, depth)?;
-                }
-                Ok(())
+            (Kind::List(item), Some(list)) if list.kind() == NodeKind::List => {
+                self.reversed(list.items(), |t, value| t.element(tag, item, value, field.name, depth))
             }
-            (Kind::Map(item), Some(Value::Object(map))) => {
-                for (key, value) in map.iter().rev() {
-                    self.nested(tag, |w| {
-                        w.element(2, item, value, field.name, depth)?;
-                        w.bytes(1, key.as_bytes());
+            (Kind::Map(item), Some(map)) if map.kind() == NodeKind::Object => {
+                let members = map.members().flat_map(|(key, value)| [key, value]);
+                let mut value = None;
+                // A value comes before its key, backwards.
+                self.reversed(members, |t, node| match value.take() {
+                    None => {
+                        value = Some(node);
                         Ok(())
-                    })?;
-                }
-                Ok(())
+                    }
+                    Some(value) => t.nested(tag, |t| {
+                        t.element(2, item, value, field.name, depth)?;
+                        t.text(1, node, field.name)
+                    }),
+                })
             }
             (Kind::List(_) | Kind::Map(_), None) => Ok(()),
             (Kind::List(_) | Kind::Map(_), Some(_)) => Err(wrong),
@@ -154,134 +176,137 @@ impl Writer {
         }
     }
 
-    /// Go writes a field that is no pointer even when it is zero.
-    fn zero(&mut self, tag: u32, kind: &Kind, depth: usize) -> Result<(), EncodeError> {
-        match kind {
-            Kind::String => self.bytes(tag, b""),
-            Kind::Bool | Kind::Int32 | Kind::Int64 => self.number(tag, 0),
-            Kind::Double => self.double(tag, 0.0),
-            Kind::Quantity => self.quantity(tag, "0"),
-            Kind::IntOrString => self.int_or_string(tag, 0, None),
-            Kind::Struct(type_) => {
-                let empty = Map::new();
-                self.nested(tag, |w| w.message(type_, type_.wire, &empty, depth + 1))?;
-            }
-            _ => self.bytes(tag, b""),
+    /// Goes through nodes from the last to the first.
+    fn reversed(
+        &mut self,
+        nodes: impl Iterator<Item = Node<'t>>,
+        mut each: impl FnMut(&mut Self, Node<'t>) -> Result<(), EncodeError>,
+    ) -> Result<(), EncodeError> {
+        let base = self.places.len();
+        self.places.extend(nodes.map(Node::place));
+        while self.places.len() > base {
+            let Some(place) = self.places.pop() else { break };
+            each(self, self.root.at(place))?;
         }
         Ok(())
     }
 
-    fn double(&mut self, tag: u32, number: f64) {
-        self.raw(&number.to_le_bytes());
-        self.key(tag, FIXED64);
+    /// Go writes a field that is no pointer even when it is zero.
+    fn zero(&mut self, tag: u32, kind: &Kind, depth: usize) -> Result<(), EncodeError> {
+        match kind {
+            Kind::Bool | Kind::Int32 | Kind::Int64 => self.writer.number(tag, 0),
+            Kind::Double => self.writer.double(tag, 0.0),
+            Kind::Quantity => self.quantity(tag, "0"),
+            Kind::IntOrString => self.int_or_string(tag, 0, None),
+            Kind::Struct(type_) => self.nested(tag, |t| t.message(type_, None, depth + 1))?,
+            _ => self.writer.bytes(tag, b""),
+        }
+        Ok(())
+    }
+
+    fn text(&mut self, tag: u32, node: Node<'t>, name: &'static str) -> Result<(), EncodeError> {
+        let text = node.text().ok_or(EncodeError::Shape { type_: "", field: name })?;
+        self.writer.bytes(tag, text.as_bytes());
+        Ok(())
     }
 
     fn quantity(&mut self, tag: u32, text: &str) {
-        let before = self.reversed.len();
-        self.bytes(1, text.as_bytes());
-        self.varint((self.reversed.len() - before) as u64);
-        self.key(tag, BYTES);
+        let before = self.writer.len();
+        self.writer.bytes(1, text.as_bytes());
+        self.writer.close(tag, before);
     }
 
     fn int_or_string(&mut self, tag: u32, number: i32, text: Option<&str>) {
-        let before = self.reversed.len();
-        self.bytes(3, text.unwrap_or_default().as_bytes());
-        self.number(2, signed(number.into()));
-        self.number(1, u64::from(text.is_some()));
-        self.varint((self.reversed.len() - before) as u64);
-        self.key(tag, BYTES);
+        let before = self.writer.len();
+        self.writer.bytes(3, text.unwrap_or_default().as_bytes());
+        self.writer.signed(2, number.into());
+        self.writer.number(1, u64::from(text.is_some()));
+        self.writer.close(tag, before);
     }
 
     fn element(
         &mut self,
         tag: u32,
         kind: &Kind,
-        value: &Value,
+        value: Node<'t>,
         name: &'static str,
         depth: usize,
     ) -> Result<(), EncodeError> {
         let wrong = || EncodeError::Shape { type_: "", field: name };
-        match (kind, value) {
-            (Kind::Raw, value) => {
-                let bytes = raw_bytes(value)?;
-                self.nested(tag, |w| {
-                    w.bytes(1, &bytes);
-                    Ok(())
-                })?;
+        match (kind, value.kind()) {
+            // JSON text. An embedded object of a known kind is JSON, too, which every reader of raw extensions understands.
+            (Kind::Raw, _) => self.nested(tag, |t| {
+                t.writer.bytes(1, value.raw().as_bytes());
+                Ok(())
+            })?,
+            (kind, NodeKind::Null) => self.zero(tag, kind, depth)?,
+            (Kind::String, NodeKind::String) => self.text(tag, value, name)?,
+            (Kind::Bool, NodeKind::Bool) => self.writer.number(tag, u64::from(value.raw() == "true")),
+            (Kind::Int32 | Kind::Int64, NodeKind::Number) => {
+                self.writer.signed(tag, value.raw().parse().map_err(|_| wrong())?);
             }
-            (kind, Value::Null) => self.zero(tag, kind, depth)?,
-            (Kind::String, Value::String(text)) => self.bytes(tag, text.as_bytes()),
-            (Kind::Bool, Value::Bool(flag)) => self.number(tag, u64::from(*flag)),
-            (Kind::Int32 | Kind::Int64, Value::Number(number)) => {
-                self.number(tag, signed(number.as_i64().ok_or_else(wrong)?));
+            (Kind::Double, NodeKind::Number) => {
+                self.writer.double(tag, value.raw().parse().map_err(|_| wrong())?);
             }
-            (Kind::Double, Value::Number(number)) => {
-                self.double(tag, number.as_f64().ok_or_else(wrong)?);
+            (Kind::Bytes, NodeKind::String) => {
+                let text = value.text().ok_or_else(wrong)?;
+                let bytes = scalar::decode_base64(&text).map_err(|_| wrong())?;
+                self.writer.bytes(tag, &bytes);
             }
-            (Kind::Bytes, Value::String(text)) => {
-                let bytes = scalar::decode_base64(text).map_err(|_| wrong())?;
-                self.bytes(tag, &bytes);
+            (Kind::Quantity, NodeKind::String) => self.quantity(tag, &value.text().ok_or_else(wrong)?),
+            (Kind::Quantity, NodeKind::Number) => self.quantity(tag, value.raw()),
+            (Kind::IntOrString, NodeKind::String) => {
+                self.int_or_string(tag, 0, Some(&value.text().ok_or_else(wrong)?));
             }
-            (Kind::Quantity, Value::String(text)) => self.quantity(tag, text),
-            (Kind::Quantity, Value::Number(number)) => self.quantity(tag, &number.to_string()),
-            (Kind::IntOrString, Value::String(text)) => self.int_or_string(tag, 0, Some(text)),
-            (Kind::IntOrString, Value::Number(number)) => {
-                let number = number.as_i64().and_then(|n| i32::try_from(n).ok()).ok_or_else(wrong)?;
-                self.int_or_string(tag, number, None);
+            (Kind::IntOrString, NodeKind::Number) => {
+                self.int_or_string(tag, value.raw().parse().map_err(|_| wrong())?, None);
             }
-            (Kind::Time | Kind::MicroTime, Value::String(text)) => {
-                let time = time::parse_time(text).map_err(|_| wrong())?;
+            (Kind::Time | Kind::MicroTime, NodeKind::String) => {
+                let time = time::parse_time(&value.text().ok_or_else(wrong)?).map_err(|_| wrong())?;
                 // Times have whole seconds in both formats; microtimes lose what is below a microsecond.
-                let floor = scalar::floor_seconds(time);
+                let (seconds, nanos) = scalar::floor_seconds(time);
                 let nanos = match kind {
-                    Kind::MicroTime => floor.1 / 1000 * 1000,
+                    Kind::MicroTime => nanos / 1000 * 1000,
                     _ => 0,
                 };
-                self.nested(tag, |w| {
-                    w.number(2, signed(nanos.into()));
-                    w.number(1, signed(floor.0));
+                self.nested(tag, |t| {
+                    t.writer.signed(2, nanos.into());
+                    t.writer.signed(1, seconds);
                     Ok(())
                 })?;
             }
-            (Kind::Duration, Value::String(text)) => {
-                let nanos = scalar::parse_duration(text).ok_or_else(wrong)?;
-                self.nested(tag, |w| {
-                    w.number(1, signed(nanos));
+            (Kind::Duration, NodeKind::String) => {
+                let text = value.text().ok_or_else(wrong)?;
+                let nanos = scalar::parse_duration(&text).ok_or_else(wrong)?;
+                self.nested(tag, |t| {
+                    t.writer.signed(1, nanos);
                     Ok(())
                 })?;
             }
-            (Kind::Strings, Value::Array(list)) => self.nested(tag, |w| {
-                for value in list.iter().rev() {
-                    w.bytes(1, value.as_str().ok_or_else(wrong)?.as_bytes());
-                }
-                Ok(())
-            })?,
-            (Kind::Struct(type_), Value::Object(map)) => {
-                self.nested(tag, |w| w.message(type_, type_.wire, map, depth + 1))?;
+            (Kind::Strings, NodeKind::List) => {
+                self.nested(tag, |t| t.reversed(value.items(), |t, item| t.text(1, item, name)))?;
             }
-            (Kind::SchemaOrArray(type_) | Kind::SchemaOrStrings(type_), Value::Object(map)) => {
-                self.nested(tag, |w| w.nested(1, |w| w.message(type_, type_.wire, map, depth + 1)))?;
+            (Kind::Struct(type_), NodeKind::Object) => {
+                self.nested(tag, |t| t.message(type_, Some(value), depth + 1))?;
             }
-            (Kind::SchemaOrArray(type_), Value::Array(list)) => self.nested(tag, |w| {
-                for value in list.iter().rev() {
-                    w.element(2, &Kind::Struct(type_), value, name, depth)?;
-                }
-                Ok(())
+            (Kind::SchemaOrArray(type_) | Kind::SchemaOrStrings(type_), NodeKind::Object) => {
+                self.nested(tag, |t| t.nested(1, |t| t.message(type_, Some(value), depth + 1)))?;
+            }
+            (Kind::SchemaOrArray(type_), NodeKind::List) => self.nested(tag, |t| {
+                let item = Kind::Struct(type_);
+                t.reversed(value.items(), |t, value| t.element(2, &item, value, name, depth))
             })?,
-            (Kind::SchemaOrStrings(_), Value::Array(list)) => self.nested(tag, |w| {
-                for value in list.iter().rev() {
-                    w.bytes(2, value.as_str().ok_or_else(wrong)?.as_bytes());
-                }
-                Ok(())
-            })?,
-            (Kind::SchemaOrBool(_), Value::Bool(flag)) => self.nested(tag, |w| {
-                w.number(1, u64::from(*flag));
+            (Kind::SchemaOrStrings(_), NodeKind::List) => {
+                self.nested(tag, |t| t.reversed(value.items(), |t, item| t.text(2, item, name)))?;
+            }
+            (Kind::SchemaOrBool(_), NodeKind::Bool) => self.nested(tag, |t| {
+                t.writer.number(1, u64::from(value.raw() == "true"));
                 Ok(())
             })?,
             // Upstream sets `allows` beside a schema.
-            (Kind::SchemaOrBool(type_), Value::Object(map)) => self.nested(tag, |w| {
-                w.nested(2, |w| w.message(type_, type_.wire, map, depth + 1))?;
-                w.number(1, 1);
+            (Kind::SchemaOrBool(type_), NodeKind::Object) => self.nested(tag, |t| {
+                t.nested(2, |t| t.message(type_, Some(value), depth + 1))?;
+                t.writer.number(1, 1);
                 Ok(())
             })?,
             _ => return Err(wrong()),
@@ -290,44 +315,26 @@ impl Writer {
     }
 }
 
-/// Negative numbers take ten bytes, as protobuf's int32 and int64 do.
-#[allow(clippy::cast_sign_loss)]
-fn signed(number: i64) -> u64 {
-    number as u64
-}
-
-/// The bytes of a raw extension: JSON text. An embedded object of a known kind is JSON too, which every
-/// reader of raw extensions understands.
-fn raw_bytes(value: &Value) -> Result<Vec<u8>, EncodeError> {
-    Ok(value.to_string().into_bytes())
-}
-
 /// Writes the envelope's message around `raw`.
 pub(super) fn unknown(api_version: &str, kind: &str, raw: &[u8]) -> Vec<u8> {
     let mut writer = Writer::default();
     writer.bytes(4, b"");
     writer.bytes(3, b"");
     writer.bytes(envelope::RAW, raw);
-    let type_meta = |w: &mut Writer| {
-        w.bytes(2, kind.as_bytes());
-        w.bytes(1, api_version.as_bytes());
-        Ok(())
-    };
-    // Writing bytes cannot fail.
-    let _ = writer.nested(1, type_meta);
+    let before = writer.len();
+    writer.bytes(2, kind.as_bytes());
+    writer.bytes(1, api_version.as_bytes());
+    writer.close(1, before);
     writer.raw(super::MAGIC);
-    writer.finish()
+    writer.written().to_vec()
 }
 
 /// `meta.v1.WatchEvent` around the bytes of an encoded object.
 pub(super) fn watch_event(type_: &str, object: &[u8]) -> Vec<u8> {
     let mut writer = Writer::default();
-    let raw = |w: &mut Writer| {
-        w.bytes(1, object);
-        Ok(())
-    };
-    // Writing bytes cannot fail.
-    let _ = writer.nested(2, raw);
+    let before = writer.len();
+    writer.bytes(1, object);
+    writer.close(2, before);
     writer.bytes(1, type_.as_bytes());
-    writer.finish()
+    writer.written().to_vec()
 }

@@ -8,11 +8,12 @@ mod decode;
 mod encode;
 mod envelope;
 mod reader;
+mod writer;
 #[cfg(test)]
 mod tests;
 
 pub use decode::decode_message;
-pub use encode::{EncodeError, encode_message};
+pub use encode::{EncodeError, Encoder, encode_message};
 pub use envelope::{Envelope, decode, decode_as, encode, encode_as, encode_watch_event, frame, open, wrap};
 
 /// The first bytes of every enveloped object.
