@@ -132,18 +132,20 @@ impl FeatureGates {
         }
     }
 
-    /// Reads `A=true,B=false`.
+    /// Reads `A=true,B=false`. A gate may have the name of its component before it: `kube:A=true`.
     pub fn parse(text: &str) -> Result<Self, GateError> {
         let mut pairs = Vec::new();
         for pair in text.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
             let form = || GateError::Form { text: pair.chars().take(128).collect() };
             let (name, value) = pair.split_once('=').ok_or_else(form)?;
+            let name = name.trim();
+            let name = name.strip_prefix("kube:").unwrap_or(name);
             let value = match value.trim() {
                 "true" | "True" | "TRUE" | "t" | "T" | "1" => true,
                 "false" | "False" | "FALSE" | "f" | "F" | "0" => false,
                 _ => return Err(form()),
             };
-            pairs.push((name.trim(), value));
+            pairs.push((name, value));
         }
         Self::new(pairs)
     }
@@ -211,6 +213,8 @@ mod tests {
     fn gates_are_written_as_they_are_read() {
         let text = "ClusterTrustBundle=true,PodCertificateRequest=false";
         assert_eq!(FeatureGates::parse(text).unwrap().to_string(), text);
+        let of_component = "kube:ClusterTrustBundle=true,PodCertificateRequest=false";
+        assert_eq!(FeatureGates::parse(of_component).unwrap().to_string(), text);
         assert_eq!(FeatureGates::default().to_string(), "");
     }
 

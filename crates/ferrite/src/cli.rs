@@ -77,6 +77,7 @@ enum Command {
     /// Print our version and the Kubernetes version served.
     Version,
     /// Run the API server alone, with its embedded store.
+    #[command(args_override_self = true)]
     KubeApiserver {
         #[command(flatten)]
         place: ServerPlace,
@@ -109,6 +110,7 @@ enum Command {
     /// List, add, stop, start, pause, partition and delete nodes on this machine.
     Node(NodeCommand),
     /// Run the service proxy alone, for any cluster, with upstream's flags and configuration file.
+    #[command(args_override_self = true)]
     KubeProxy(Box<KubeProxy>),
     /// Run the kubelet alone, against any API server and container runtime, with upstream's flags and configuration file.
     #[command(disable_help_flag = true)]
@@ -117,8 +119,10 @@ enum Command {
         arguments: Vec<std::ffi::OsString>,
     },
     /// Run the controllers alone, against any API server.
+    #[command(args_override_self = true)]
     KubeControllerManager(Box<KubeControllerManager>),
     /// Run the scheduler alone, against any API server.
+    #[command(args_override_self = true)]
     KubeScheduler(Box<KubeScheduler>),
     /// Explain which node a pod gets and why: the plugin that rejects each node, every score, and the
     /// changes that would help.

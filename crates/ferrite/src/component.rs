@@ -39,9 +39,101 @@ pub fn expand(arguments: &mut Vec<OsString>) {
     }
 }
 
+/// Components whose flags are upstream's, and are read by clap.
+const PFLAG: &[&str] = &["kube-controller-manager", "kube-scheduler", "kube-apiserver", "kube-proxy"];
+
+/// The flag that may be given several times, each time for other gates.
+const GATES: &str = "--feature-gates";
+
+/// Gives the flags of a component the form that clap reads, as pflag does for upstream's: `--tls_cert_file` is
+/// `--tls-cert-file`, and the gates of several `--feature-gates` count together. Returns true if the version is asked for.
+pub fn as_pflag(arguments: &mut Vec<OsString>) -> bool {
+    let is_component = |name: &OsString| name.to_str().is_some_and(|name| PFLAG.contains(&name));
+    let Some(at) = arguments.iter().position(is_component) else { return false };
+    // Our own options may come first. The name of a component that is something else there is no component.
+    if arguments[1..at].iter().any(|argument| !argument.as_encoded_bytes().starts_with(b"-")) {
+        return false;
+    }
+    let mut gates: Vec<String> = Vec::new();
+    let mut given = arguments.split_off(at + 1).into_iter();
+    let mut asks_version = false;
+    while let Some(argument) = given.next() {
+        let Some(text) = argument.to_str().filter(|text| text.starts_with("--")) else {
+            arguments.push(argument);
+            continue;
+        };
+        let (name, value) = match text.split_once('=') {
+            Some((name, value)) => (name.replace('_', "-"), Some(value)),
+            None => (text.replace('_', "-"), None),
+        };
+        match (&*name, value) {
+            ("--", None) => {
+                arguments.push(argument);
+                arguments.extend(given);
+                break;
+            }
+            (GATES, Some(value)) => gates.push(value.to_owned()),
+            (GATES, None) => match given.next() {
+                Some(value) => gates.push(value.to_string_lossy().into_owned()),
+                None => arguments.push(GATES.into()),
+            },
+            ("--version", None | Some("true")) => asks_version = true,
+            (_, Some(value)) => arguments.push(format!("{name}={value}").into()),
+            (_, None) => arguments.push(name.into()),
+        }
+    }
+    if !gates.is_empty() {
+        arguments.insert(at + 1, format!("{GATES}={}", gates.join(",")).into());
+    }
+    asks_version
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_last_of_equal_flags_counts() {
+        use clap::Parser;
+        for (name, flag) in [
+            ("kube-apiserver", "--feature-gates="),
+            ("kube-controller-manager", "--feature-gates="),
+            ("kube-scheduler", "--feature-gates="),
+            ("kube-proxy", "--hostname-override=a"),
+        ] {
+            assert!(crate::cli::Cli::try_parse_from(["ferrite", name, flag, flag]).is_ok(), "{name}");
+        }
+    }
+
+    #[test]
+    fn flags_are_read_as_pflag_reads_them() {
+        for (given, read, asks_version) in [
+            (
+                "ferrite kube-scheduler --tls_cert_file=a_b",
+                "ferrite kube-scheduler --tls-cert-file=a_b",
+                false,
+            ),
+            (
+                "ferrite -v 2 kube-apiserver --secure_port 7 x_y",
+                "ferrite -v 2 kube-apiserver --secure-port 7 x_y",
+                false,
+            ),
+            (
+                "ferrite kube-proxy --feature-gates=A=true --a --feature_gates B=false,C=true",
+                "ferrite kube-proxy --feature-gates=A=true,B=false,C=true --a",
+                false,
+            ),
+            ("ferrite kube-proxy --feature-gates", "ferrite kube-proxy --feature-gates", false),
+            ("ferrite kube-proxy --version", "ferrite kube-proxy", true),
+            ("ferrite kube-proxy -- --a_b", "ferrite kube-proxy -- --a_b", false),
+            ("ferrite tools get kube-proxy --a_b", "ferrite tools get kube-proxy --a_b", false),
+            ("ferrite up --data_dir=x", "ferrite up --data_dir=x", false),
+        ] {
+            let mut arguments: Vec<OsString> = given.split(' ').map(OsString::from).collect();
+            assert_eq!(as_pflag(&mut arguments), asks_version, "{given}");
+            assert_eq!(arguments, read.split(' ').collect::<Vec<_>>(), "{given}");
+        }
+    }
 
     #[test]
     fn a_symlink_runs_the_component() {

@@ -82,6 +82,10 @@ fn main() -> ExitCode {
     if let Some(code) = docker::run(&arguments) {
         return code;
     }
+    if component::as_pflag(&mut arguments) {
+        println!("Kubernetes {}", ferrite_apiserver::KUBERNETES_VERSION);
+        return ExitCode::SUCCESS;
+    }
     ended(cli::Cli::parse_from(arguments).run())
 }
 

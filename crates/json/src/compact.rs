@@ -167,7 +167,10 @@ mod tests {
         expected["metadata"].as_object_mut().unwrap().remove("a");
         assert_eq!(from_compact_without(text.as_bytes(), "a").unwrap(), expected);
         assert_eq!(from_compact_without(text.as_bytes(), "").unwrap(), read);
-        assert_eq!(from_compact_without(br#"{"m":{"a":[1],"b":[2]}}"#, "b").unwrap().to_string(), r#"{"m":{"a":[1]}}"#);
+        assert_eq!(
+            from_compact_without(br#"{"m":{"a":[1],"b":[2]}}"#, "b").unwrap().to_string(),
+            r#"{"m":{"a":[1]}}"#
+        );
     }
 
     #[test]

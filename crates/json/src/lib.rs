@@ -27,11 +27,11 @@ pub use compact_str::CompactString as Text;
 pub use de::{from_slice, from_value};
 pub use map::{Entry, IntoIter, Iter, IterMut, Map};
 pub use ser::to_value;
-pub use tape::{Node, NodeKind, Tape};
 pub use serde_json::{
     Deserializer, Error, Number, from_reader, from_str, to_string, to_string_pretty, to_vec, to_vec_pretty,
     to_writer,
 };
+pub use tape::{Node, NodeKind, Tape};
 pub use value::{Index, Value};
 pub use write::write_text;
 

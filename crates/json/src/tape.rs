@@ -53,7 +53,8 @@ impl Tape {
     pub fn read<'t>(&'t mut self, text: &'t str, opaque: &str) -> Option<Node<'t>> {
         u32::try_from(text.len()).ok()?;
         self.slots.clear();
-        let mut reader = Reader { text: text.as_bytes(), at: 0, opaque: opaque.as_bytes(), slots: &mut self.slots };
+        let mut reader =
+            Reader { text: text.as_bytes(), at: 0, opaque: opaque.as_bytes(), slots: &mut self.slots };
         reader.value(MAX_DEPTH)?;
         (reader.at == text.len()).then_some(Node { text, slots: &self.slots, at: 0 })
     }
@@ -260,7 +261,21 @@ mod tests {
     fn other_texts_are_not_read() {
         let deep = "[".repeat(128) + &"]".repeat(128);
         let mut tape = Tape::default();
-        for text in ["", " {}", "{} ", "{\"a\" :1}", "{\"a\"}", "{\"a\":}", "[1,]", "[", "{", "\"a", "nul", "{}x", &deep] {
+        for text in [
+            "",
+            " {}",
+            "{} ",
+            "{\"a\" :1}",
+            "{\"a\"}",
+            "{\"a\":}",
+            "[1,]",
+            "[",
+            "{",
+            "\"a",
+            "nul",
+            "{}x",
+            &deep,
+        ] {
             assert!(tape.read(text, "").is_none(), "{text}");
         }
         assert!(tape.read(&deep[1..255], "").is_some());

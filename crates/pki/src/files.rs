@@ -353,7 +353,8 @@ mod tests {
 
     #[test]
     fn certificates_beside_the_pinned_one_are_dropped() {
-        let (ca, other) = (Authority::create("kubernetes").unwrap(), Authority::create("kubernetes").unwrap());
+        let (ca, other) =
+            (Authority::create("kubernetes").unwrap(), Authority::create("kubernetes").unwrap());
         let hash = public_key_hash(ca.certificate()).unwrap();
         let alone = pinned_authority(ca.certificate(), &hash).unwrap();
         let both = [ca.certificate(), other.certificate()].concat();

@@ -230,7 +230,9 @@ impl Pieces {
 
     fn json_head(&self, metadata: &Value) -> String {
         let (kind, version) = match self.form {
-            Form::Row { beta } | Form::RowOverMetadata { beta } => ("Table".to_owned(), meta_version(beta).to_owned()),
+            Form::Row { beta } | Form::RowOverMetadata { beta } => {
+                ("Table".to_owned(), meta_version(beta).to_owned())
+            }
             Form::Metadata { beta } | Form::CopiedMetadata { beta } => {
                 ("PartialObjectMetadataList".to_owned(), meta_version(beta).to_owned())
             }
@@ -250,7 +252,12 @@ impl Pieces {
 
     /// The envelope tells the length of what it holds, so the items are measured before the first is sent.
     /// Measuring is encoding: a list costs twice the work, but never more memory than an item.
-    async fn protobuf_head(&mut self, type_: TypeRef, metadata: &Value, shape: Shape) -> Result<Bytes, Status> {
+    async fn protobuf_head(
+        &mut self,
+        type_: TypeRef,
+        metadata: &Value,
+        shape: Shape,
+    ) -> Result<Bytes, Status> {
         let (version, kind) = match shape {
             Shape::PartialObjectMetadataList { beta } => {
                 (meta_version(beta).to_owned(), "PartialObjectMetadataList".to_owned())

@@ -99,6 +99,8 @@ impl Flags {
                 Some((name, value)) => (name, Some(value.to_owned())),
                 None => (rest, None),
             };
+            // As pflag's names for upstream: `--tls_cert_file` is `--tls-cert-file`.
+            let name = &*name.replace('_', "-");
             if matches!(name, "help" | "h") {
                 flags.help = true;
                 continue;

@@ -120,7 +120,11 @@ impl Settings {
         }
         for (setting, text) in flags {
             let given = flag_value(setting, text)?;
-            put(&mut value, setting.field, given);
+            match setting.form {
+                // As upstream: gates that the file sets and the flag does not name stay.
+                Form::Gates => merge(&mut value[setting.field], given),
+                _ => put(&mut value, setting.field, given),
+            }
         }
         let settings = Self { value };
         settings.check()?;
@@ -505,6 +509,21 @@ mod tests {
         assert_eq!(settings.duration("authentication.webhook.cacheTTL").as_secs(), 120);
         assert_eq!(settings.int("healthzPort"), 0, "zero is a value here");
         assert_eq!(settings.map("systemReserved").len(), 2, "maps are merged");
+    }
+
+    #[test]
+    fn gates_of_the_file_stay_where_the_flag_names_others() {
+        let file = "featureGates: {ClusterTrustBundle: true, PodCertificateRequest: true}\n";
+        let settings = read(file, &[], &[("feature-gates", "PodCertificateRequest=false")]).unwrap();
+        let gates = settings.gates().unwrap();
+        assert!(gates.enabled("ClusterTrustBundle") && !gates.enabled("PodCertificateRequest"));
+        assert!(
+            read("", &[], &[("feature-gates", "ClusterTrustBundle=true")])
+                .unwrap()
+                .gates()
+                .unwrap()
+                .enabled("ClusterTrustBundle")
+        );
     }
 
     /// The file that kubeadm writes.

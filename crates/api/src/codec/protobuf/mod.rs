@@ -8,9 +8,9 @@ mod decode;
 mod encode;
 mod envelope;
 mod reader;
-mod writer;
 #[cfg(test)]
 mod tests;
+mod writer;
 
 pub use decode::decode_message;
 pub use encode::{EncodeError, Encoder, encode_message};

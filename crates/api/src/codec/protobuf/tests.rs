@@ -45,7 +45,8 @@ fn round_trips_inlined_structs_and_special_scalars() {
 
 #[test]
 fn fields_of_managers_are_known_by_their_place() {
-    let schema = json!({"properties": {"fieldsV1": {"type": "object"}, "a": {"enum": [1, {"fieldsV1": [2]}]}}});
+    let schema =
+        json!({"properties": {"fieldsV1": {"type": "object"}, "a": {"enum": [1, {"fieldsV1": [2]}]}}});
     let type_ = schema::named("apiextensions.v1.JSONSchemaProps").expect("known");
     let message = encode_message(type_, &schema).expect("encodes");
     assert_eq!(decode_message(type_, &message), Ok(schema));
@@ -64,10 +65,22 @@ fn fields_of_managers_are_known_by_their_place() {
 fn values_of_another_shape_are_refused() {
     let type_ = schema::kind("", "v1", "Pod").expect("known");
     for (pod, message) in [
-        (json!({"spec": {"nodeName": 1}}), "core.v1.PodSpec.nodeName: the value does not have the type of the field"),
-        (json!({"spec": {"priority": "1"}}), "core.v1.PodSpec.priority: the value does not have the type of the field"),
-        (json!({"spec": {"priority": 1.5}}), "core.v1.PodSpec.priority: the value does not have the type of the field"),
-        (json!({"spec": {"containers": {}}}), "core.v1.PodSpec.containers: the value does not have the type of the field"),
+        (
+            json!({"spec": {"nodeName": 1}}),
+            "core.v1.PodSpec.nodeName: the value does not have the type of the field",
+        ),
+        (
+            json!({"spec": {"priority": "1"}}),
+            "core.v1.PodSpec.priority: the value does not have the type of the field",
+        ),
+        (
+            json!({"spec": {"priority": 1.5}}),
+            "core.v1.PodSpec.priority: the value does not have the type of the field",
+        ),
+        (
+            json!({"spec": {"containers": {}}}),
+            "core.v1.PodSpec.containers: the value does not have the type of the field",
+        ),
         (json!([]), "the object is not a JSON object"),
     ] {
         assert_eq!(encode_message(type_, &pod).expect_err("refused").to_string(), message);
