@@ -69,8 +69,8 @@ pub(crate) fn start(context: &Context) {
     context.scope.spawn(async move {
         let mut backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(30), 0.5);
         let served = loop {
-            match discovery::served(&client).await {
-                Ok(served) => break served,
+            match discovery::discover(&client).await {
+                Ok(found) => break found.served,
                 Err(error) => {
                     warn!(%error, "cannot discover what to collect");
                     tokio::time::sleep(backoff.next_delay()).await;
@@ -114,9 +114,9 @@ async fn run(
     scope.spawn(async move {
         loop {
             changed.notified().await;
-            match discovery::served(&following.client).await {
-                Ok(served) => {
-                    following.follow(&served, &inner);
+            match discovery::discover(&following.client).await {
+                Ok(found) => {
+                    following.follow(&found.served, &inner);
                 }
                 Err(error) => {
                     warn!(%error, "cannot discover what to collect");
