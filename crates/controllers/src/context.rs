@@ -117,6 +117,9 @@ pub struct Context {
     pub events: Events,
     pub scope: Scope,
     pub config: Arc<Config>,
+    /// The names whose workers were looked up.
+    #[cfg(test)]
+    asked: Arc<std::sync::Mutex<Vec<String>>>,
 }
 
 impl std::fmt::Debug for Context {
@@ -143,6 +146,8 @@ impl Context {
             clients,
             scope,
             config: Arc::new(config),
+            #[cfg(test)]
+            asked: Arc::default(),
         }
     }
 
@@ -153,11 +158,57 @@ impl Context {
 
     /// The number of workers that a controller has.
     pub(crate) fn workers(&self, name: &str) -> usize {
+        #[cfg(test)]
+        self.asked.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(name.to_owned());
         self.config.concurrency.get(name).copied().unwrap_or(self.config.workers).max(1)
     }
 
     /// The same for a controller that acts as `identity`.
     pub(crate) fn acting_as(&self, identity: Identity) -> Self {
         Self { client: (self.clients)(identity), ..self.clone() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::CONTROLLERS;
+    use kube::client::Body;
+    use std::convert::Infallible;
+
+    /// Controllers with a number of workers of their own, and those that a setting starts which is not set here.
+    const SILENT: &[&str] = &[
+        "horizontal-pod-autoscaler-controller",
+        "serviceaccount-token-controller",
+        "node-certificate-approving-controller",
+        "certificatesigningrequest-signing-controller",
+        "kube-apiserver-serving-clustertrustbundle-publisher-controller",
+        "root-ca-certificate-publisher-controller",
+        "persistentvolume-binder-controller",
+        "node-ipam-controller",
+    ];
+
+    #[tokio::test]
+    async fn workers_are_looked_up_by_the_name_of_the_controller() {
+        let service = tower::service_fn(|_: http::Request<Body>| {
+            std::future::pending::<Result<http::Response<Body>, Infallible>>()
+        });
+        let client = Client::new(service, "default");
+        let scope = Scope::new();
+        let context = Context::new(Arc::new(move |_| client.clone()), scope.clone(), Config::default());
+        let mut silent = Vec::new();
+        for entry in CONTROLLERS {
+            (entry.start)(&context.acting_as(entry.identity));
+            let asked = std::mem::take(&mut *context.asked.lock().unwrap());
+            // The second queue of the controller of disruptions.
+            for name in asked.iter().filter(|name| *name != "disruption-controller-stale-conditions") {
+                assert_eq!(name, entry.name);
+            }
+            if asked.is_empty() {
+                silent.push(entry.name);
+            }
+        }
+        assert_eq!(silent, SILENT);
+        scope.cancel();
     }
 }

@@ -120,10 +120,16 @@ async fn sync(
     let hard = amounts(&value["spec"]["hard"]);
     let namespace = quota.metadata.namespace.as_deref().unwrap_or_default();
     let name = quota.metadata.name.as_deref().unwrap_or_default();
-    let all = discovery::served(client).await?;
+    let found = discovery::discover(client).await?;
+    if let Some(group) =
+        hard.keys().filter_map(|name| counted_group(name)).find(|group| found.is_stale(group))
+    {
+        // Without its objects the usage would fall to zero.
+        return Err(SyncError::Other(format!("the resources of {group} cannot be discovered at present")));
+    }
     let mut counted: Vec<(Evaluator, Vec<Value>)> = Vec::new();
     let mut is_current = true;
-    let tracked = tracked(&all, &hard);
+    let tracked = tracked(&found.served, &hard);
     monitors.keep(&ObjectKey::of(quota), &tracked);
     for (served, evaluator) in &tracked {
         let monitor = monitors.of(served, ObjectKey::of(quota));
@@ -186,6 +192,11 @@ fn total(quota: &Value, hard: &Amounts, counted: &[(Evaluator, Vec<Value>)]) -> 
 fn printed(list: &Amounts) -> Value {
     let map: Map = list.iter().map(|(name, amount)| (name.clone(), amount.to_string().into())).collect();
     map.into()
+}
+
+/// The group of a key that counts the objects of a resource, as `count/widgets.example.com`.
+fn counted_group(name: &str) -> Option<&str> {
+    Some(name.strip_prefix("count/")?.split_once('.')?.1)
 }
 
 /// The resources that a quota's keys are about.
@@ -302,6 +313,7 @@ fn only_name(object: &mut DynamicObject) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::discovery::tests::listed;
     use ferrite_json::json;
     use kube::client::Body;
     use std::convert::Infallible;
@@ -332,13 +344,12 @@ mod tests {
             let watches = request.uri().query().is_some_and(|query| query.contains("watch=true"));
             let path = request.uri().path().to_owned();
             let answer = match path.as_str() {
-                "/apis" => json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": []}),
+                "/apis" => json!({"items": [{"metadata": {"name": "down.example"},
+                    "versions": [{"version": "v1", "freshness": "Stale"}]}]}),
                 "/api" => {
-                    json!({"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []})
+                    json!({"items": [{"metadata": {}, "versions": [{"version": "v1", "freshness": "Current",
+                    "resources": [listed("pods", "Pod", "Namespaced", &["create", "list", "watch"])]}]}]})
                 }
-                "/api/v1" => json!({"kind": "APIResourceList", "groupVersion": "v1", "resources": [
-                    {"name": "pods", "singularName": "pod", "kind": "Pod", "namespaced": true,
-                     "verbs": ["create", "list", "watch"]}]}),
                 "/api/v1/pods" => list(&[]),
                 "/api/v1/namespaces/q/pods" => list(&current),
                 other => json!({"kind": "Status", "status": "Failure", "message": other, "code": 404}),
@@ -377,9 +388,9 @@ mod tests {
         let (client, _) = server(Vec::new());
         let scope = Scope::new();
         let monitors = monitors(&client, &scope);
-        let all = discovery::served(&client).await.expect("discovered");
+        let found = discovery::discover(&client).await.expect("discovered");
         let hard = amounts(&json!({"pods": "5"}));
-        let tracked = tracked(&all, &hard);
+        let tracked = tracked(&found.served, &hard);
         let (first, second) = (ObjectKey::new("a", "q"), ObjectKey::new("b", "q"));
         let watch = |quota: &ObjectKey| {
             let (served, _) = tracked.first().expect("pods");
@@ -400,16 +411,36 @@ mod tests {
         scope.cancel();
     }
 
+    /// A quota on one name that is used once.
+    fn quota_on(name: &str) -> ResourceQuota {
+        let (hard, used) = (json!({name: "5"}), json!({name: "1"}));
+        let quota = json!({
+            "metadata": {"name": "q", "namespace": "q", "resourceVersion": "9"},
+            "spec": {"hard": hard},
+            "status": {"hard": hard, "used": used},
+        });
+        ferrite_json::from_value(quota).expect("a quota")
+    }
+
+    #[tokio::test]
+    async fn a_stale_group_fails_only_the_quotas_that_count_it() {
+        let (client, mut written) = server(Vec::new());
+        let scope = Scope::new();
+        let monitors = monitors(&client, &scope);
+        let counting = quota_on("count/widgets.down.example");
+        let result = sync(&client, &monitors, &counting, Duration::from_secs(300)).await;
+        assert!(result.is_err() && written.try_recv().is_err(), "{result:?}");
+        let other = quota_on("pods");
+        sync(&client, &monitors, &other, Duration::from_secs(300)).await.expect("synced");
+        assert_eq!(written.try_recv().expect("written")["status"]["used"], json!({"pods": "0"}));
+        scope.cancel();
+    }
+
     async fn synced(current: Vec<Value>) -> Option<Value> {
         let (client, mut written) = server(current);
         let scope = Scope::new();
         let monitors = monitors(&client, &scope);
-        let quota = json!({
-            "metadata": {"name": "q", "namespace": "q", "resourceVersion": "9"},
-            "spec": {"hard": {"pods": "5"}},
-            "status": {"hard": {"pods": "5"}, "used": {"pods": "1"}},
-        });
-        let quota = ferrite_json::from_value(quota).expect("a quota");
+        let quota = quota_on("pods");
         sync(&client, &monitors, &quota, Duration::from_secs(300)).await.expect("synced");
         scope.cancel();
         written.try_recv().ok()

@@ -1,5 +1,6 @@
 //! Keeps tokens of service accounts in secrets, for users who ask for one that way.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use ferrite_client::{Api, Change, Informer, ListSelector, ObjectKey, is_conflict, is_not_found};
@@ -40,14 +41,44 @@ pub(crate) fn start(context: &Context) {
             }
         })
         .run(move |key| {
-            let step = secrets.get(&key).map(|secret| {
-                let account =
-                    accounts.get(&ObjectKey::new(key.namespace.clone(), annotation(&secret, ACCOUNT)));
-                decide(&secret, account.as_deref(), &bundle, &|claims| signer.sign(claims))
+            let secret = secrets.get(&key);
+            let account = secret.as_ref().and_then(|secret| {
+                accounts.get(&ObjectKey::new(key.namespace.clone(), annotation(secret, ACCOUNT)))
             });
-            let client = client.clone();
-            async move { act(&client, &key, step.unwrap_or(Step::Nothing)).await }
+            let (client, bundle, signer) = (client.clone(), bundle.clone(), Arc::clone(&signer));
+            async move {
+                let Some(secret) = secret else { return Ok(None) };
+                sync(&client, &key, &secret, account.as_deref(), &|account| {
+                    decide(&secret, account, &bundle, &|claims| signer.sign(claims))
+                })
+                .await
+            }
         });
+}
+
+/// Does what `decide` says about the account that the watch shows. The watches of secrets and of accounts are not in step, so a
+/// secret is only deleted if the server does not have its account either.
+async fn sync(
+    client: &Client,
+    key: &ObjectKey,
+    secret: &Secret,
+    account: Option<&ServiceAccount>,
+    decide: &(dyn Fn(Option<&ServiceAccount>) -> Step + Send + Sync),
+) -> Result<Option<Duration>, SyncError> {
+    let mut step = decide(account);
+    if matches!(step, Step::Delete(_)) {
+        let name = annotation(secret, ACCOUNT);
+        let live: Api<ServiceAccount> = Api::namespaced(client.clone(), &key.namespace);
+        let live = match live.get(name).await {
+            Ok(account) => Some(account),
+            Err(error) if is_not_found(&error) => None,
+            Err(error) => {
+                return Err(error).during(|| format!("read service account {}/{name}", key.namespace));
+            }
+        };
+        step = decide(live.as_ref());
+    }
+    act(client, key, step).await
 }
 
 fn annotation<'a>(secret: &'a Secret, key: &str) -> &'a str {
@@ -131,6 +162,56 @@ async fn act(client: &Client, key: &ObjectKey, step: Step) -> Result<Option<Dura
 mod tests {
     use super::*;
     use ferrite_json::Value;
+    use kube::client::Body;
+    use std::convert::Infallible;
+    use std::sync::Mutex;
+
+    #[tokio::test]
+    async fn an_account_that_the_watch_does_not_show_yet_keeps_its_secret() {
+        let account = |uid: &str| {
+            json!({"kind": "ServiceAccount", "apiVersion": "v1",
+            "metadata": {"name": "a", "namespace": "ns", "uid": uid}})
+        };
+        for (case, live, expected) in [
+            ("not shown yet", Some(account("u")), "PUT"),
+            ("gone", None, "DELETE"),
+            ("another one", Some(account("other")), "DELETE"),
+        ] {
+            let written: Arc<Mutex<Vec<String>>> = Arc::default();
+            let noted = Arc::clone(&written);
+            let service = tower::service_fn(move |request: http::Request<Body>| {
+                let (noted, live) = (Arc::clone(&noted), live.clone());
+                async move {
+                    let (code, response) = match request.method().as_str() {
+                        "GET" => match live {
+                            Some(account) => (200, account),
+                            None => (
+                                404,
+                                json!({"kind": "Status", "status": "Failure", "reason": "NotFound",
+                                "message": "", "code": 404}),
+                            ),
+                        },
+                        method => {
+                            noted.lock().unwrap().push(method.to_owned());
+                            (200, json!({"kind": "Secret", "apiVersion": "v1", "metadata": {"name": "s"}}))
+                        }
+                    };
+                    let bytes = ferrite_json::to_vec(&response).expect("a response");
+                    let response = http::Response::builder().status(code).body(Body::from(bytes));
+                    Ok::<_, Infallible>(response.expect("a response"))
+                }
+            });
+            let client = Client::new(service, "default");
+            let secret: Secret = ferrite_json::from_value(json!({"type": KIND, "metadata": {"name": "s",
+                "namespace": "ns", "annotations": {ACCOUNT: "a", ACCOUNT_UID: "u"}}}))
+            .unwrap();
+            let step = |account: Option<&ServiceAccount>| {
+                decide(&secret, account, "PEM", &|_| Some("token".to_owned()))
+            };
+            sync(&client, &ObjectKey::of(&secret), &secret, None, &step).await.unwrap();
+            assert_eq!(*written.lock().unwrap(), [expected], "{case}");
+        }
+    }
 
     #[test]
     fn a_secret_is_filled_kept_and_goes_with_its_account() {

@@ -6,7 +6,8 @@ use ferrite_client::{Api, Change, Informer, ObjectKey, is_conflict, is_not_found
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::VolumeAttributesClass;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::api::PostParams;
+use kube::Client;
+use kube::api::{ListParams, PostParams};
 
 use crate::Context;
 use crate::error::{During, SyncError};
@@ -80,12 +81,24 @@ pub(crate) fn start_claims(context: &Context) {
                 let (Some(claim), Some(step @ (Step::Hold | Step::Release))) = (claim, step) else {
                     return Ok(None);
                 };
+                if step == Step::Release && is_used_now(&client, &key).await? {
+                    // The watch of pods is behind that of claims; the end of the pod wakes this claim again.
+                    return Ok(None);
+                }
                 let api: Api<PersistentVolumeClaim> = Api::namespaced(client, &key.namespace);
                 let mut claim = (*claim).clone();
                 claim.metadata = after(claim.metadata, CLAIM_FINALIZER, &step);
                 settled(api.replace(&key.name, &PostParams::default(), &claim).await, &key)
             }
         });
+}
+
+/// Asks the server for the pods of the claim's namespace.
+async fn is_used_now(client: &Client, claim: &ObjectKey) -> Result<bool, SyncError> {
+    let api: Api<Pod> = Api::namespaced(client.clone(), &claim.namespace);
+    let pods = api.list(&ListParams::default()).await;
+    let pods = pods.during(|| format!("list the pods that may use claim {claim}"))?;
+    Ok(pods.items.iter().any(|pod| uses(pod, &claim.name)))
 }
 
 pub(crate) fn start_volumes(context: &Context) {
@@ -192,7 +205,36 @@ pub(crate) fn settled<T>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ferrite_json::json;
+    use ferrite_json::{Value, json};
+    use kube::client::Body;
+    use std::convert::Infallible;
+
+    /// A pod that mounts the claim `disk`.
+    fn pod(phase: &str, node: &str) -> Value {
+        json!({
+            "metadata": {"name": "p"},
+            "spec": {"nodeName": node, "containers": [], "volumes": [
+                {"name": "a", "persistentVolumeClaim": {"claimName": "disk"}},
+                {"name": "b", "ephemeral": {}},
+            ]},
+            "status": {"phase": phase},
+        })
+    }
+
+    #[tokio::test]
+    async fn a_pod_that_no_watch_shows_yet_uses_its_claim() {
+        for (phase, expected) in [("Running", true), ("Succeeded", false)] {
+            let service = tower::service_fn(move |request: http::Request<Body>| async move {
+                assert_eq!(request.uri().path(), "/api/v1/namespaces/ns/pods");
+                let list = json!({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": [pod(phase, "n")]});
+                let bytes = ferrite_json::to_vec(&list).expect("a list");
+                Ok::<_, Infallible>(http::Response::new(Body::from(bytes)))
+            });
+            let client = Client::new(service, "default");
+            let used = is_used_now(&client, &ObjectKey::new("ns", "disk")).await.unwrap();
+            assert_eq!(used, expected, "{phase}");
+        }
+    }
 
     #[test]
     fn what_is_used_stays() {
@@ -237,17 +279,7 @@ mod tests {
 
     #[test]
     fn a_pod_uses_what_it_names_and_what_was_made_for_it() {
-        let pod = |phase: &str, node: &str| -> Pod {
-            ferrite_json::from_value(json!({
-                "metadata": {"name": "p"},
-                "spec": {"nodeName": node, "containers": [], "volumes": [
-                    {"name": "a", "persistentVolumeClaim": {"claimName": "disk"}},
-                    {"name": "b", "ephemeral": {}},
-                ]},
-                "status": {"phase": phase},
-            }))
-            .unwrap()
-        };
+        let pod = |phase: &str, node: &str| -> Pod { ferrite_json::from_value(pod(phase, node)).unwrap() };
         assert!(uses(&pod("Running", "n"), "disk") && uses(&pod("Running", "n"), "p-b"));
         assert!(!uses(&pod("Succeeded", "n"), "disk"));
         assert!(!uses(&pod("Pending", ""), "disk"));

@@ -4,14 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use ferrite_client::read_document;
 use ferrite_json::Value;
 use kube::Client;
 use tokio::time::Instant;
 
-const ACCEPT: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
-/// Far more than the resources of any cluster take.
-const LARGEST: usize = 32 << 20;
+use crate::discovery;
+
 /// The version of the custom metrics API to speak, the better one first.
 const CUSTOM_VERSIONS: &[&str] = &["v1beta2", "v1beta1"];
 pub(super) const CUSTOM_METRICS: &str = "custom.metrics.k8s.io";
@@ -118,9 +116,7 @@ impl Discovery {
         if let Some((_, kinds)) = known.filter(|(at, _)| at.elapsed() < self.keep) {
             return Ok(kinds);
         }
-        let core = read_document(&self.client, "/api", ACCEPT, LARGEST).await?;
-        let groups = read_document(&self.client, "/apis", ACCEPT, LARGEST).await?;
-        let kinds = Arc::new(Kinds::of(&[core, groups]));
+        let kinds = Arc::new(Kinds::of(&discovery::documents(&self.client).await?));
         *self.known.lock().unwrap_or_else(PoisonError::into_inner) =
             Some((Instant::now(), Arc::clone(&kinds)));
         Ok(kinds)

@@ -76,9 +76,39 @@ async fn approve(
         .await
         .during(|| format!("ask whether certificate signing request {name} may pass"))?;
     if !answer.status.is_some_and(|status| status.allowed) {
-        return Ok(None);
+        // As upstream: the right may come later, so ask again with growing delays.
+        return Err(SyncError::Other(format!(
+            "the requester of certificate signing request {name} may not have it approved"
+        )));
     }
     let approved = with_condition(request, condition("Approved", "AutoApproved", message));
     let api: Api<CertificateSigningRequest> = Api::all(client.clone());
     settled(api.replace_subresource("approval", name, &PostParams::default(), &approved).await, name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::certificates::tests::node_request;
+    use ferrite_json::json;
+    use kube::client::Body;
+    use std::convert::Infallible;
+
+    #[tokio::test]
+    async fn a_requester_without_the_right_is_asked_about_again() {
+        for (allowed, is_done) in [(true, true), (false, false)] {
+            let service = tower::service_fn(move |request: http::Request<Body>| async move {
+                let body = match request.method() == http::Method::POST {
+                    true => ferrite_json::to_vec(&json!({"kind": "SubjectAccessReview",
+                        "apiVersion": "authorization.k8s.io/v1", "spec": {}, "status": {"allowed": allowed}}))
+                    .expect("a review"),
+                    false => request.into_body().collect_bytes().await.expect("a body").to_vec(),
+                };
+                Ok::<_, Infallible>(http::Response::new(Body::from(body)))
+            });
+            let client = Client::new(service, "default");
+            let result = approve(&client, &node_request()).await;
+            assert_eq!(result.is_ok(), is_done, "{result:?}");
+        }
+    }
 }

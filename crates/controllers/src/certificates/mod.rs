@@ -117,6 +117,24 @@ fn settled<T>(result: Result<T, kube::Error>, name: &str) -> Result<Option<Durat
 mod tests {
     use super::*;
     use ferrite_json::json;
+    use ferrite_pki::{NewRequest, Subject};
+    use k8s_openapi::ByteString;
+
+    /// The request of the node `n` for its own client certificate.
+    pub(super) fn node_request() -> CertificateSigningRequest {
+        let subject = Subject {
+            common_name: "system:node:n".into(),
+            organization: Some(NODES.into()),
+            names: Vec::new(),
+        };
+        let mut request = CertificateSigningRequest::default();
+        request.metadata.name = Some("csr".into());
+        request.spec.username = Some("system:node:n".into());
+        request.spec.signer_name = KUBELET_CLIENT.into();
+        request.spec.usages = Some(vec!["digital signature".into(), "client auth".into()]);
+        request.spec.request = ByteString(NewRequest::new(&subject).unwrap().request.into_bytes());
+        request
+    }
 
     #[test]
     fn kubelets_ask_for_their_own() {

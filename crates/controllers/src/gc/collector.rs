@@ -5,15 +5,19 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
 use ferrite_client::{
-    Api, Backoff, Change, Informer, ListSelector, Object, ObjectKey, Scope, WorkQueue, is_conflict,
-    is_not_found, run_workers,
+    Api, Backoff, Change, EventRecorder, EventType, Informer, ListSelector, Object, ObjectKey, Scope,
+    WorkQueue, is_conflict, is_not_found, run_workers,
 };
-use ferrite_component::Pages;
 use ferrite_json::{Value, json};
+use futures_util::future::join_all;
+use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
 use kube::Client;
-use kube::api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, Preconditions};
+use kube::api::{
+    ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, Preconditions, PropagationPolicy,
+};
 use kube::core::{DynamicResourceScope, ObjectMeta, PartialObjectMeta};
 use tokio::sync::Notify;
 use tracing::{debug, warn};
@@ -23,7 +27,7 @@ use super::dump::{Snapshot, uids};
 use super::graph::{Graph, Identity, Node, Observation, Uid, Work};
 use super::{FOREGROUND, ORPHAN};
 use crate::Context;
-use crate::discovery::{self, Served};
+use crate::discovery::{self, Discovered, Served};
 use crate::error::{During, SyncError};
 
 const NAME: &str = "garbage-collector-controller";
@@ -35,11 +39,25 @@ const IGNORED: &[(&str, &str)] = &[("", "events"), ("events.k8s.io", "events")];
 
 /// Delay before a failed discovery is repeated.
 const REDISCOVER: Duration = Duration::from_secs(5);
+/// As upstream: the time between discoveries, here only while a group is stale.
+const STALE: Duration = Duration::from_secs(30);
+/// As upstream: collection starts after this time even if some resource could not be listed.
+const INITIAL_SYNC: Duration = Duration::from_secs(30);
 
 type Metadata = PartialObjectMeta<DynamicObject>;
 
+/// An object as the server has it.
+enum Live {
+    Found(Box<ObjectMeta>),
+    /// There is none, or another one has its name.
+    Absent,
+    /// Objects of its kind have a namespace, and this one would have none.
+    Unreachable,
+}
+
 struct Collector {
     client: Client,
+    recorder: EventRecorder,
     graph: Mutex<Graph>,
     /// The resources that there are now.
     resources: RwLock<Resources>,
@@ -59,97 +77,116 @@ struct Monitor {
 }
 
 pub(crate) fn start(context: &Context) {
-    let (client, scope, workers) = (context.client.clone(), context.scope.clone(), context.workers(NAME));
-    let pages = context.config.pages.clone();
-    // Kinds come and go with definitions: each change of one triggers a discovery.
+    // Kinds come and go with definitions and with the servers of other groups: each change of one triggers a discovery.
     let changed = Arc::new(Notify::new());
     let definitions: Informer<CustomResourceDefinition> = context.informers.get();
+    let services: Informer<APIService> = context.informers.get();
     let notify = Arc::clone(&changed);
     definitions.subscribe(move |_| notify.notify_one());
-    context.scope.spawn(async move {
+    let notify = Arc::clone(&changed);
+    services.subscribe(move |_| notify.notify_one());
+    let recorder = context.events.recorder(NAME, None);
+    let collector = Arc::new(Collector::new(context.client.clone(), recorder));
+    for path in PAGES {
+        let shown = collector.clone();
+        context.config.pages.add(path, "text/vnd.graphviz", move |query| {
+            let snapshot = Snapshot::of(&shown.graph(), &uids(query));
+            snapshot.to_dot()
+        });
+    }
+    let (scope, workers) = (context.scope.clone(), context.workers(NAME));
+    context.scope.spawn(collector.run(scope, workers, changed));
+}
+
+impl Collector {
+    fn new(client: Client, recorder: EventRecorder) -> Self {
+        Self {
+            client,
+            recorder,
+            graph: Mutex::default(),
+            resources: RwLock::default(),
+            monitors: Mutex::default(),
+            deletions: Arc::new(WorkQueue::new()),
+            orphanings: Arc::new(WorkQueue::new()),
+        }
+    }
+
+    async fn run(self: Arc<Self>, scope: Scope, workers: usize, changed: Arc<Notify>) {
         let mut backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(30), 0.5);
-        let served = loop {
-            match discovery::served(&client).await {
-                Ok(served) => break served,
+        let found = loop {
+            match discovery::discover(&self.client).await {
+                Ok(found) => break found,
                 Err(error) => {
                     warn!(%error, "cannot discover what to collect");
                     tokio::time::sleep(backoff.next_delay()).await;
                 }
             }
         };
-        run(client, scope, workers, served, changed, &pages).await;
-    });
-}
-
-async fn run(
-    client: Client,
-    scope: Scope,
-    workers: usize,
-    served: Vec<Served>,
-    changed: Arc<Notify>,
-    pages: &Pages,
-) {
-    let collector = Arc::new(Collector {
-        client,
-        graph: Mutex::default(),
-        resources: RwLock::default(),
-        monitors: Mutex::default(),
-        deletions: Arc::new(WorkQueue::new()),
-        orphanings: Arc::new(WorkQueue::new()),
-    });
-    for path in PAGES {
-        let shown = collector.clone();
-        pages.add(path, "text/vnd.graphviz", move |query| {
-            let snapshot = Snapshot::of(&shown.graph(), &uids(query));
-            snapshot.to_dot()
+        let monitors = self.follow(&found, &scope);
+        scope.spawn(self.clone().keep_following(found, scope.clone(), changed));
+        let complete = join_all(monitors.iter().map(Informer::synced));
+        // The owners that no watch shows are read from the server, so a graph with gaps does no harm.
+        match tokio::time::timeout(INITIAL_SYNC, complete).await {
+            Ok(_) => debug!(resources = monitors.len(), "graph is complete"),
+            Err(_) => warn!("some resources cannot be listed; collecting without them"),
+        }
+        let (deleting, orphaning) = (self.clone(), self.clone());
+        let delete = run_workers(NAME, self.deletions.clone(), workers, scope.clone(), move |uid| {
+            let collector = deleting.clone();
+            async move { collector.attempt_to_delete(uid).await }
         });
+        let orphan = run_workers(NAME, self.orphanings.clone(), workers, scope.clone(), move |uid| {
+            let collector = orphaning.clone();
+            async move { collector.attempt_to_orphan(uid).await }
+        });
+        futures_util::future::join(delete, orphan).await;
     }
-    let monitors = collector.follow(&served, &scope);
-    for monitor in &monitors {
-        monitor.synced().await;
-    }
-    debug!(resources = monitors.len(), "graph is complete");
-    let following = collector.clone();
-    let inner = scope.clone();
-    scope.spawn(async move {
+
+    /// Discovers again after each change, and from time to time while a group is stale: nothing reports that its
+    /// resources are known again.
+    async fn keep_following(self: Arc<Self>, mut found: Discovered, scope: Scope, changed: Arc<Notify>) {
+        let mut has_failed = false;
         loop {
-            changed.notified().await;
-            match discovery::served(&following.client).await {
-                Ok(served) => {
-                    following.follow(&served, &inner);
+            let again = async {
+                match (has_failed, found.stale.is_empty()) {
+                    (true, _) => tokio::time::sleep(REDISCOVER).await,
+                    (false, false) => tokio::time::sleep(STALE).await,
+                    (false, true) => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = changed.notified() => {}
+                () = again => {}
+            }
+            match discovery::discover(&self.client).await {
+                Ok(new) => {
+                    found = new;
+                    has_failed = false;
+                    self.follow(&found, &scope);
                 }
                 Err(error) => {
                     warn!(%error, "cannot discover what to collect");
-                    tokio::time::sleep(REDISCOVER).await;
-                    changed.notify_one();
+                    has_failed = true;
                 }
             }
         }
-    });
-    let (deleting, orphaning) = (collector.clone(), collector.clone());
-    let delete = run_workers(NAME, collector.deletions.clone(), workers, scope.clone(), move |uid| {
-        let collector = deleting.clone();
-        async move { collector.attempt_to_delete(uid).await }
-    });
-    let orphan = run_workers(NAME, collector.orphanings.clone(), workers, scope.clone(), move |uid| {
-        let collector = orphaning.clone();
-        async move { collector.attempt_to_orphan(uid).await }
-    });
-    futures_util::future::join(delete, orphan).await;
-}
+    }
 
-impl Collector {
-    /// Watches served resources and ends the watches of others. Returns the new informers.
-    fn follow(self: &Arc<Self>, served: &[Served], scope: &Scope) -> Vec<Informer<Metadata>> {
-        let resources = served
-            .iter()
-            .map(|served| {
+    /// Watches served resources and ends the watches of others. Returns the new informers. Resources of a version that
+    /// is stale are watched if they were before: they may still be served.
+    fn follow(self: &Arc<Self>, found: &Discovered, scope: &Scope) -> Vec<Informer<Metadata>> {
+        if found.served.is_empty() {
+            return Vec::new();
+        }
+        {
+            let mut resources = self.resources.write().unwrap_or_else(PoisonError::into_inner);
+            resources.retain(|(api_version, _), _| found.stale.contains(api_version));
+            resources.extend(found.served.iter().map(|served| {
                 let resource = &served.resource;
                 let key = (resource.api_version.clone(), resource.kind.clone());
                 (key, (resource.clone(), served.is_namespaced()))
-            })
-            .collect();
-        *self.resources.write().unwrap_or_else(PoisonError::into_inner) = resources;
+            }));
+        }
         let collected = |served: &&Served| {
             let resource = &served.resource;
             served.can(&["delete", "list", "watch"])
@@ -157,17 +194,17 @@ impl Collector {
         };
         let key = |resource: &ApiResource| (resource.api_version.clone(), resource.plural.clone());
         let wanted: HashSet<(String, String)> =
-            served.iter().filter(collected).map(|served| key(&served.resource)).collect();
+            found.served.iter().filter(collected).map(|served| key(&served.resource)).collect();
         let mut monitors = self.monitors.lock().unwrap_or_else(PoisonError::into_inner);
         monitors.retain(|key, monitor| {
-            let stays = wanted.contains(key);
+            let stays = wanted.contains(key) || found.stale.contains(&key.0);
             if !stays {
                 monitor.scope.cancel();
             }
             stays
         });
         let mut new = Vec::new();
-        for served in served.iter().filter(collected) {
+        for served in found.served.iter().filter(collected) {
             let resource = &served.resource;
             if monitors.contains_key(&key(resource)) {
                 continue;
@@ -226,50 +263,63 @@ impl Collector {
     }
 
     fn take_on(&self, work: Work) {
+        for (dependent, reference) in work.invalid {
+            let (regarding, message) = invalid_namespace(&dependent, &reference);
+            self.recorder.event(&regarding, EventType::Warning, "OwnerRefInvalidNamespace", message);
+        }
         work.delete.into_iter().for_each(|uid| self.deletions.add(uid));
         work.orphan.into_iter().for_each(|uid| self.orphanings.add(uid));
     }
 
-    /// The API an object is reached through. A namespaced kind is looked for in `namespace`.
-    fn api<K>(&self, api_version: &str, kind: &str, namespace: &str) -> Result<Api<K>, SyncError>
+    /// The resource of a kind, and whether it is namespaced.
+    fn resource(&self, api_version: &str, kind: &str) -> Result<(ApiResource, bool), SyncError> {
+        let key = (api_version.to_owned(), kind.to_owned());
+        let resources = self.resources.read().unwrap_or_else(PoisonError::into_inner);
+        let found = resources.get(&key).or_else(|| {
+            // The same kind in another version: the server prefers one and serves the object in it.
+            let group = api_version.split_once('/').map_or("", |(group, _)| group);
+            resources.values().find(|(resource, _)| resource.group == group && resource.kind == kind)
+        });
+        found.cloned().ok_or_else(|| SyncError::Other(format!("no resource for {kind} in {api_version}")))
+    }
+
+    /// The API that an object is reached through. `None` if it has no namespace, but objects of its kind have one: a
+    /// cluster-scoped dependent names it.
+    fn api<K>(&self, identity: &Identity) -> Result<Option<Api<K>>, SyncError>
     where
         K: Object + kube::Resource<DynamicType = ApiResource, Scope = DynamicResourceScope>,
     {
-        let key = (api_version.to_owned(), kind.to_owned());
-        let resources = self.resources.read().unwrap_or_else(PoisonError::into_inner);
-        let (resource, namespaced) = resources
-            .get(&key)
-            .or_else(|| {
-                // The same kind in another version: the server prefers one and serves the object in it.
-                let group = api_version.split_once('/').map_or("", |(group, _)| group);
-                resources.values().find(|(resource, _)| resource.group == group && resource.kind == kind)
-            })
-            .ok_or_else(|| SyncError::Other(format!("no resource for {kind} in {api_version}")))?;
-        Ok(if *namespaced && !namespace.is_empty() {
-            Api::namespaced_with(self.client.clone(), namespace, resource)
-        } else {
-            Api::all_with(self.client.clone(), resource)
+        let (resource, is_namespaced) = self.resource(&identity.api_version, &identity.kind)?;
+        let client = self.client.clone();
+        Ok(match (is_namespaced, identity.namespace.as_str()) {
+            (true, "") => None,
+            (true, namespace) => Some(Api::namespaced_with(client, namespace, &resource)),
+            (false, _) => Some(Api::all_with(client, &resource)),
         })
     }
 
-    fn is_namespaced(&self, api_version: &str, kind: &str) -> bool {
-        let resources = self.resources.read().unwrap_or_else(PoisonError::into_inner);
-        resources.get(&(api_version.to_owned(), kind.to_owned())).is_some_and(|(_, namespaced)| *namespaced)
-    }
-
-    /// The metadata of the object as it is now, if it is still the same object.
-    async fn live(&self, identity: &Identity) -> Result<Option<ObjectMeta>, SyncError> {
-        let namespace = if self.is_namespaced(&identity.api_version, &identity.kind) {
-            identity.namespace.as_str()
-        } else {
-            ""
-        };
-        let api: Api<Metadata> = self.api(&identity.api_version, &identity.kind, namespace)?;
+    /// Reads the metadata of an object.
+    async fn live(&self, identity: &Identity) -> Result<Live, SyncError> {
+        let Some(api) = self.api::<Metadata>(identity)? else { return Ok(Live::Unreachable) };
         match api.get(&identity.name).await {
-            Ok(object) => Ok(Some(object.metadata).filter(|meta| meta.uid.as_deref() == Some(&identity.uid))),
-            Err(error) if is_not_found(&error) => Ok(None),
+            Ok(object) if object.metadata.uid.as_deref() == Some(&identity.uid) => {
+                Ok(Live::Found(Box::new(object.metadata)))
+            }
+            Ok(_) => Ok(Live::Absent),
+            Err(error) if is_not_found(&error) => Ok(Live::Absent),
             Err(error) => Err(error).during(|| format!("read {} {}", identity.kind, key_of(identity))),
         }
+    }
+
+    /// The server does not have the object.
+    fn not_found(&self, identity: &Identity) -> Result<(), SyncError> {
+        let absence = self.graph().not_found(identity);
+        self.take_on(absence.work);
+        if absence.has_alternative {
+            // The next attempt looks at the other place.
+            return Err(SyncError::Other(format!("dependents disagree about {}", key_of(identity))));
+        }
+        Ok(())
     }
 
     async fn attempt_to_delete(&self, uid: Uid) -> Result<Option<Duration>, SyncError> {
@@ -277,10 +327,10 @@ impl Collector {
         if node.deleting && !node.deleting_dependents {
             return Ok(None);
         }
-        let Some(live) = self.live(&node.identity).await? else {
-            let work = self.graph().gone(&uid);
-            self.take_on(work);
-            return Ok(None);
+        let live = match self.live(&node.identity).await? {
+            Live::Found(live) => live,
+            Live::Absent => return self.not_found(&node.identity).map(|()| None),
+            Live::Unreachable => return Ok(None),
         };
         if node.deleting_dependents {
             return self.wait_for_dependents(&node, &live).await.map(|()| None);
@@ -307,29 +357,56 @@ impl Collector {
                 let kept: Vec<_> = kept.map(|index| references[index].clone()).collect();
                 self.set_owners(&node.identity, &live, kept).await?;
             }
-            Step::Delete { policy, unblock } => {
-                if unblock {
-                    let mut loose = references;
-                    loose.iter_mut().for_each(|reference| reference.block_owner_deletion = Some(false));
-                    self.set_owners(&node.identity, &live, loose).await?;
-                }
-                let params = DeleteParams {
-                    propagation_policy: Some(policy),
-                    preconditions: Some(Preconditions { uid: live.uid.clone(), resource_version: None }),
-                    ..DeleteParams::default()
-                };
-                let api: Api<DynamicObject> =
-                    self.api(&node.identity.api_version, &node.identity.kind, &node.identity.namespace)?;
-                match api.delete(&node.identity.name, &params).await {
-                    Ok(_) => {
-                        debug!(kind = %node.identity.kind, object = %key_of(&node.identity), "collected")
-                    }
-                    Err(error) if is_not_found(&error) || is_conflict(&error) => {}
-                    Err(error) => return Err(error).during(|| format!("delete {}", key_of(&node.identity))),
+            Step::Delete { policy, unblock: false } => self.delete(&node.identity, &live, policy).await?,
+            Step::Delete { policy, unblock: true } => {
+                let mut loose = references;
+                loose.iter_mut().for_each(|reference| reference.block_owner_deletion = Some(false));
+                if let Some(patched) = self.set_owners(&node.identity, &live, loose).await? {
+                    self.delete(&node.identity, &patched, policy).await?;
                 }
             }
         }
+        if self.graph().get(&uid).is_some_and(|node| !node.observed) {
+            // As upstream: an object that came and went while its watch was broken would stay in the graph.
+            return Err(SyncError::Other(format!("no watch shows {} yet", key_of(&node.identity))));
+        }
         Ok(None)
+    }
+
+    /// Deletes an object with the owners that were read: one that has been adopted since then stays.
+    async fn delete(
+        &self,
+        identity: &Identity,
+        live: &ObjectMeta,
+        policy: PropagationPolicy,
+    ) -> Result<(), SyncError> {
+        let Some(api) = self.api::<DynamicObject>(identity)? else { return Ok(()) };
+        let mut version = live.resource_version.clone();
+        loop {
+            let preconditions = Preconditions { uid: live.uid.clone(), resource_version: version.clone() };
+            let params = DeleteParams {
+                propagation_policy: Some(policy.clone()),
+                preconditions: Some(preconditions),
+                ..DeleteParams::default()
+            };
+            match api.delete(&identity.name, &params).await {
+                Ok(_) => {
+                    debug!(kind = %identity.kind, object = %key_of(identity), "collected");
+                    return Ok(());
+                }
+                Err(error) if is_not_found(&error) => return self.not_found(identity),
+                Err(error) if is_conflict(&error) && version.is_some() => match self.live(identity).await? {
+                    // Changes that have nothing to do with the owners must not hold back the deletion.
+                    Live::Found(now) if now.owner_references == live.owner_references => version = None,
+                    Live::Found(_) => {
+                        let changed = format!("the owners of {} have changed", key_of(identity));
+                        return Err(SyncError::Other(changed));
+                    }
+                    Live::Absent | Live::Unreachable => return self.not_found(identity),
+                },
+                Err(error) => return Err(error).during(|| format!("delete {}", key_of(identity))),
+            }
+        }
     }
 
     /// The state of an owner. `None` if it is unknowable: a cluster-scoped object cannot have an owner in a
@@ -341,30 +418,28 @@ impl Collector {
     ) -> Result<Option<Owner>, SyncError> {
         {
             let graph = self.graph();
-            if graph.is_absent(&reference.uid) {
+            if graph.is_absent(reference, &dependent.namespace) {
                 return Ok(Some(Owner::Dangling));
             }
-            if let Some(owner) = graph.get(&reference.uid).filter(|owner| owner.observed) {
+            let known = graph.get(&reference.uid).filter(|owner| owner.observed);
+            if let Some(owner) = known.filter(|owner| owner.identity.matches(reference, &dependent.namespace))
+            {
                 return Ok(Some(if owner.deleting_dependents { Owner::Waiting } else { Owner::Solid }));
             }
         }
-        if dependent.namespace.is_empty() && self.is_namespaced(&reference.api_version, &reference.kind) {
-            warn!(object = %key_of(dependent), owner = reference.name, "a cluster-scoped object names an owner in a namespace");
-            return Ok(None);
-        }
-        let identity = Identity {
-            api_version: reference.api_version.as_str().into(),
-            kind: reference.kind.as_str().into(),
-            namespace: dependent.namespace.clone(),
-            name: reference.name.as_str().into(),
-            uid: reference.uid.clone(),
-        };
+        let (_, is_namespaced) = self.resource(&reference.api_version, &reference.kind)?;
+        let namespace = if is_namespaced { dependent.namespace.as_str() } else { "" };
+        let identity = Identity::of_owner(reference, namespace);
         match self.live(&identity).await? {
-            None => {
-                self.graph().note_absent(&reference.uid);
+            Live::Unreachable => {
+                warn!(object = %key_of(dependent), owner = reference.name, "a cluster-scoped object names an owner in a namespace");
+                Ok(None)
+            }
+            Live::Absent => {
+                self.graph().note_absent(&identity);
                 Ok(Some(Owner::Dangling))
             }
-            Some(live) => {
+            Live::Found(live) => {
                 let waits = live.deletion_timestamp.is_some()
                     && live.finalizers.iter().flatten().any(|finalizer| finalizer == FOREGROUND);
                 Ok(Some(if waits { Owner::Waiting } else { Owner::Solid }))
@@ -400,14 +475,14 @@ impl Collector {
             dependents.map(|dependent| dependent.identity.clone()).collect()
         };
         for dependent in dependents {
-            if let Some(live) = self.live(&dependent).await? {
+            if let Live::Found(live) = self.live(&dependent).await? {
                 let mut owners = live.owner_references.clone().unwrap_or_default();
                 owners.retain(|owner| owner.uid != uid);
                 self.set_owners(&dependent, &live, owners).await?;
             }
         }
         let Some(node) = self.graph().get(&uid).cloned() else { return Ok(None) };
-        if let Some(live) = self.live(&node.identity).await? {
+        if let Live::Found(live) = self.live(&node.identity).await? {
             self.remove_finalizer(&node.identity, &live, ORPHAN).await?;
         }
         Ok(None)
@@ -418,7 +493,7 @@ impl Collector {
         identity: &Identity,
         live: &ObjectMeta,
         owners: Vec<OwnerReference>,
-    ) -> Result<(), SyncError> {
+    ) -> Result<Option<ObjectMeta>, SyncError> {
         self.patch(identity, live, json!({"ownerReferences": owners})).await
     }
 
@@ -430,28 +505,52 @@ impl Collector {
     ) -> Result<(), SyncError> {
         let mut finalizers = live.finalizers.clone().unwrap_or_default();
         finalizers.retain(|finalizer| finalizer != name);
-        self.patch(identity, live, json!({"finalizers": finalizers})).await
+        self.patch(identity, live, json!({"finalizers": finalizers})).await.map(|_| ())
     }
 
-    /// Changes metadata of exactly the version that was read; a conflict is tried again from a fresh read.
+    /// Changes metadata of exactly the version that was read and returns the new one, if there is still such an object. A
+    /// conflict is tried again from a fresh read.
     async fn patch(
         &self,
         identity: &Identity,
         live: &ObjectMeta,
         mut metadata: Value,
-    ) -> Result<(), SyncError> {
+    ) -> Result<Option<ObjectMeta>, SyncError> {
         metadata["uid"] = json!(live.uid);
         metadata["resourceVersion"] = json!(live.resource_version);
-        let api: Api<DynamicObject> = self.api(&identity.api_version, &identity.kind, &identity.namespace)?;
+        let Some(api) = self.api::<DynamicObject>(identity)? else { return Ok(None) };
         let patch = Patch::Merge(json!({"metadata": metadata}));
         match api.patch(&identity.name, &PatchParams::default(), &patch).await {
-            Ok(_) => Ok(()),
-            Err(error) if is_not_found(&error) => Ok(()),
+            Ok(object) => Ok(Some(object.metadata)),
+            Err(error) if is_not_found(&error) => Ok(None),
             Err(error) => Err(error).during(|| format!("change metadata of {}", key_of(identity))),
         }
     }
 }
 
+/// Upstream's event about an object that names an owner of another namespace.
+fn invalid_namespace(dependent: &Identity, reference: &OwnerReference) -> (ObjectReference, String) {
+    let Identity { api_version, kind, namespace, name, uid } = dependent;
+    let regarding = ObjectReference {
+        api_version: Some(api_version.to_string()),
+        kind: Some(kind.to_string()),
+        namespace: Some(namespace.to_string()),
+        name: Some(name.to_string()),
+        uid: Some(uid.clone()),
+        ..ObjectReference::default()
+    };
+    let OwnerReference { api_version, kind, name, uid, .. } = reference;
+    let message = format!(
+        "ownerRef [{api_version}/{kind}, namespace: {namespace}, name: {name}, uid: {uid}] does not exist in namespace {:?}",
+        namespace.as_str()
+    );
+    (regarding, message)
+}
+
 fn key_of(identity: &Identity) -> ObjectKey {
     ObjectKey::new(identity.namespace.clone(), identity.name.clone())
 }
+
+#[cfg(test)]
+#[path = "collector_tests.rs"]
+mod tests;

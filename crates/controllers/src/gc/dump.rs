@@ -90,13 +90,7 @@ impl Snapshot {
 
 fn missing(owner: &OwnerReference) -> Vertex {
     Vertex {
-        identity: Identity {
-            api_version: owner.api_version.as_str().into(),
-            kind: owner.kind.as_str().into(),
-            namespace: "".into(),
-            name: owner.name.as_str().into(),
-            uid: owner.uid.clone(),
-        },
+        identity: Identity::of_owner(owner, ""),
         missing: true,
         being_deleted: false,
         deleting_dependents: false,

@@ -15,8 +15,9 @@ use kube::core::Selector;
 pub(super) trait Replicated:
     Object + Resource<DynamicType = (), Scope = NamespaceResourceScope> + serde::Serialize
 {
-    /// Name of the controller, also as source of events.
     const CONTROLLER: &'static str;
+    /// The controller as a source of events.
+    const COMPONENT: &'static str;
 
     fn replicas(&self) -> i32;
     fn min_ready_seconds(&self) -> i32;
@@ -31,6 +32,7 @@ pub(super) trait Replicated:
 
 impl Replicated for ReplicaSet {
     const CONTROLLER: &'static str = "replicaset-controller";
+    const COMPONENT: &'static str = "replicaset-controller";
 
     fn replicas(&self) -> i32 {
         self.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(1)
@@ -62,7 +64,8 @@ impl Replicated for ReplicaSet {
 }
 
 impl Replicated for ReplicationController {
-    const CONTROLLER: &'static str = "replication-controller";
+    const CONTROLLER: &'static str = "replicationcontroller-controller";
+    const COMPONENT: &'static str = "replication-controller";
 
     fn replicas(&self) -> i32 {
         self.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(1)

@@ -41,7 +41,7 @@ pub(super) fn start<O: Replicated>(context: &Context) {
         pods: context.informers.get(),
         queue: kit.queue().clone(),
         expectations: Expectations::new(),
-        recorder: context.events.recorder(O::CONTROLLER, None),
+        recorder: context.events.recorder(O::COMPONENT, None),
     });
     manager.pods.add_index(BY_CONTROLLER, pods::controller_index);
     manager.pods.add_index(BY_LABEL, pods::label_index);

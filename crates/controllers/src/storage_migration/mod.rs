@@ -93,11 +93,14 @@ impl Migrator {
         resource: &GroupResource,
         migration: &StorageVersionMigration,
     ) -> Result<Option<Duration>, SyncError> {
-        let served = discovery::served(&self.client).await?;
+        let found = discovery::discover(&self.client).await?;
         let is_it = |served: &&Served| {
             served.resource.group == resource.group && served.resource.plural == resource.resource
         };
-        let Some(served) = served.iter().find(is_it) else {
+        let Some(served) = found.served.iter().find(is_it) else {
+            if found.is_stale(&resource.group) {
+                return Err(SyncError::Other(format!("{resource} cannot be discovered at present")));
+            }
             if is_young(migration, jiff::Timestamp::now()) {
                 return Ok(Some(ABSENT));
             }
