@@ -4,7 +4,7 @@ use crate::aggregation::{Aggregator, ApiServices};
 use crate::negotiate::Format;
 use crate::registry::ResourceMap;
 use ferrite_api::gvk::api_version;
-use ferrite_api::resource::{Resource, Scope};
+use ferrite_api::resource::{Connect, Resource, Scope};
 use ferrite_json::{Value, json};
 use std::collections::HashMap;
 
@@ -131,13 +131,18 @@ fn texts(names: &[std::borrow::Cow<'static, str>]) -> Value {
     names.iter().map(|name| Value::from(&**name)).collect()
 }
 
+/// The verbs of a resource as documents list them.
+fn verbs(resource: &Resource) -> &[&'static str] {
+    resource.custom.as_ref().map_or(&*resource.verbs, |custom| custom.listed_verbs())
+}
+
 fn resource_value(resource: &Resource) -> Value {
     let mut value = json!({
         "name": resource.plural,
         "singularName": resource.singular,
         "namespaced": resource.is_namespaced(),
         "kind": resource.kind,
-        "verbs": resource.verbs,
+        "verbs": verbs(resource),
     });
     if !resource.short_names.is_empty() {
         value["shortNames"] = texts(&resource.short_names);
@@ -145,7 +150,7 @@ fn resource_value(resource: &Resource) -> Value {
     if !resource.categories.is_empty() {
         value["categories"] = texts(&resource.categories);
     }
-    if resource.verbs.contains(&"list") && resource.kind != "ComponentStatus" {
+    if resource.verbs.contains(&"list") && resource.hooks.connect != Some(Connect::ComponentStatus) {
         value["storageVersionHash"] = storage_hash(resource).into();
     }
     value
@@ -235,7 +240,7 @@ fn aggregated_resource(resource: &Resource) -> Value {
         "responseKind": kind(&resource.group, &resource.version, &resource.kind),
         "scope": if resource.scope == Scope::Namespaced { "Namespaced" } else { "Cluster" },
         "singularResource": resource.singular,
-        "verbs": resource.verbs,
+        "verbs": verbs(resource),
     });
     if !resource.short_names.is_empty() {
         value["shortNames"] = texts(&resource.short_names);

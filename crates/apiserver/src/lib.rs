@@ -39,6 +39,7 @@ mod patch;
 mod profiling;
 mod registry;
 mod request;
+mod retries;
 mod review_webhook;
 mod reviews;
 mod serve;

@@ -17,6 +17,8 @@ use thiserror::Error;
 
 /// Verbs of custom kinds, in the order in which upstream lists them.
 const VERBS: &[&str] = &["delete", "deletecollection", "get", "list", "patch", "create", "update", "watch"];
+/// The verbs that are listed while the definition is being deleted.
+const VERBS_TERMINATING: &[&str] = &["delete", "deletecollection", "get", "list", "watch"];
 const PART_VERBS: &[&str] = &["get", "patch", "update"];
 
 /// Why a definition cannot be served.
@@ -56,7 +58,7 @@ pub struct Version {
 /// A custom kind in all its versions: a reader may find an object stored in another version.
 #[derive(Debug)]
 pub struct Kind {
-    /// The definition's UID and generation: two kinds with the same stamp are the same.
+    /// The definition's UID and generation with the names that it was given: two kinds with the same stamp are the same.
     pub stamp: Text,
     /// The name of the definition.
     pub definition: Text,
@@ -88,7 +90,7 @@ pub struct ConversionWebhook {
 pub struct Definition(pub Arc<Kind>);
 
 impl Definition {
-    /// Compiles a stored definition, which has been validated. Names are those that were accepted.
+    /// Compiles a stored definition, which has been validated.
     pub fn compile(definition: &Value) -> Result<Self, DefinitionError> {
         let spec = &definition["spec"];
         let webhook = &spec["conversion"]["webhook"];
@@ -105,7 +107,7 @@ impl Definition {
         };
         let versions = list(spec, "versions");
         let storage = versions.iter().position(|v| flag(v, "storage")).ok_or(DefinitionError::NoStorage)?;
-        let names = &spec["names"];
+        let names = Self::names(definition);
         let name = |key: &str| Text::from(text(names, key));
         let owned = |key: &str| strings(names, key).into_iter().map(|n| Cow::Owned(n.to_owned())).collect();
         let generation =
@@ -114,7 +116,7 @@ impl Definition {
         let kind = name("kind");
         let terminating = crate::meta::is_deleting(definition);
         Ok(Self(Arc::new(Kind {
-            stamp: format!("{}/{generation}/{terminating}", crate::meta::uid(definition)).into(),
+            stamp: format!("{}/{generation}/{terminating}/{names}", crate::meta::uid(definition)).into(),
             definition: crate::meta::name(definition).into(),
             list_kind: name("listKind"),
             plural: name("plural"),
@@ -132,6 +134,12 @@ impl Definition {
             group,
             kind,
         })))
+    }
+
+    /// The names that a definition goes by: those that it was given, before that those that it wants.
+    pub fn names(definition: &Value) -> &Value {
+        let accepted = definition.pointer("/status/acceptedNames");
+        accepted.filter(|names| !text(names, "plural").is_empty()).unwrap_or(&definition["spec"]["names"])
     }
 
     /// One resource for each served version.
@@ -290,6 +298,12 @@ impl Custom {
 
     pub fn version(&self) -> &Version {
         &self.kind.versions[self.version]
+    }
+
+    /// The verbs that discovery lists. As upstream: while the definition is being deleted it lists no verbs that write
+    /// objects, although objects can still be changed.
+    pub fn listed_verbs(&self) -> &'static [&'static str] {
+        if self.kind.terminating { VERBS_TERMINATING } else { VERBS }
     }
 
     /// The version in which objects are stored.

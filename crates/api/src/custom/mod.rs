@@ -4,6 +4,7 @@
 //! defaults, [`validate`] checks values, and server-side apply merges by them. [`Definition`] makes one
 //! [`crate::resource::Resource`] of each served version.
 
+mod approval;
 pub mod default;
 mod definition;
 mod format;
@@ -19,6 +20,8 @@ mod strategy;
 mod tests;
 pub mod validate;
 
+pub use approval::Approval;
+pub(crate) use approval::annotation;
 pub use definition::{ConversionWebhook, Custom, Definition, DefinitionError, Kind, ScalePaths, Version};
 pub use metadata::normalise_metadata;
 pub use regexp::Pattern;

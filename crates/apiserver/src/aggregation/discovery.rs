@@ -7,13 +7,18 @@ use crate::server::ApiServer;
 use ::http::{HeaderValue, Request, StatusCode, header};
 use ferrite_api::quota::amounts::list;
 use ferrite_json::{Value, json};
+use futures_util::future;
 use http_body_util::{BodyExt, Limited};
+use rand::seq::SliceRandom;
+use std::net::IpAddr;
 use std::time::Duration;
 
 /// Upstream's limit for one answer of discovery.
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// Far more than the resources of any server take.
 const LARGEST: usize = 4 << 20;
+/// As upstream: so many attempts are made at once.
+const ATTEMPTS: usize = 5;
 const AGGREGATED: &str =
     "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json";
 
@@ -43,18 +48,29 @@ pub(crate) struct Discovered {
     pub openapi: Option<String>,
 }
 
-/// Asks a server for the resources of a version. This is also how it shows that it is available.
+/// Asks a server for the resources of a version. This is also how it shows that it is available. As upstream: several
+/// attempts are made at once, and one that succeeds is enough.
 pub(super) async fn discover(
     server: &ApiServer,
     remote: &Remote,
     group: &str,
     version: &str,
 ) -> Result<Discovered, DiscoveryError> {
-    let legacy = get(server, remote, &format!("/apis/{group}/{version}"), "application/json").await?;
-    let aggregated = get(server, remote, "/apis", AGGREGATED).await.ok();
+    let path = format!("/apis/{group}/{version}");
+    let mut places = remote.places(server);
+    if places.is_empty() {
+        return Err(DiscoveryError::Reach { url: url(remote, &path), source: remote.no_endpoint() });
+    }
+    places.shuffle(&mut rand::rng());
+    let attempts = places.iter().cycle().take(ATTEMPTS).map(|&place| {
+        let asking = get(server, remote, place, &path, "application/json");
+        Box::pin(async move { asking.await.map(|legacy| (legacy, place)) })
+    });
+    let ((legacy, place), _) = future::select_ok(attempts).await?;
+    let aggregated = get(server, remote, place, "/apis", AGGREGATED).await.ok();
     let found = aggregated.as_ref().and_then(|answer| version_of(answer, group, version));
     let resources = found.unwrap_or_else(|| from_legacy(&legacy, group, version));
-    let openapi = get(server, remote, "/openapi/v3", "application/json").await.ok();
+    let openapi = get(server, remote, place, "/openapi/v3", "application/json").await.ok();
     let openapi = openapi.and_then(|root| {
         let path = &root["paths"][&*format!("apis/{group}/{version}")]["serverRelativeURL"];
         path.as_str().filter(|path| path.starts_with("/openapi/v3/")).map(str::to_owned)
@@ -62,17 +78,20 @@ pub(super) async fn discover(
     Ok(Discovered { resources, openapi })
 }
 
-/// Reads a document of a server as this server itself.
+fn url(remote: &Remote, path: &str) -> String {
+    let service = &remote.service;
+    format!("https://{}.{}.svc:{}{path}", service.name, service.namespace, service.port)
+}
+
+/// Reads a document of one endpoint of a server, as this server itself.
 async fn get(
     server: &ApiServer,
     remote: &Remote,
+    place: (IpAddr, u16),
     path: &str,
     accept: &'static str,
 ) -> Result<Value, DiscoveryError> {
-    let url = format!(
-        "https://{}.{}.svc:{}{path}",
-        remote.service.name, remote.service.namespace, remote.service.port
-    );
+    let url = url(remote, path);
     let mut request = Request::new(http::full(bytes::Bytes::new()));
     *request.uri_mut() = path.parse().map_err(|error: ::http::uri::InvalidUri| DiscoveryError::Response {
         url: url.clone(),
@@ -82,7 +101,7 @@ async fn get(
     // As upstream: the aggregator may list everything.
     identify(request.headers_mut(), &User::new("system:kube-aggregator", ["system:masters"]));
     let asking = async {
-        let response = remote.send(server, None, request).await;
+        let response = remote.send_to(server, None, place, request).await;
         let response = response.map_err(|source| DiscoveryError::Reach { url: url.clone(), source })?;
         if response.status() != StatusCode::OK {
             return Err(DiscoveryError::Code { url: url.clone(), code: response.status().as_u16() });

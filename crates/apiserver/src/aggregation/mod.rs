@@ -10,7 +10,9 @@
 //! [`mounted`] is for groups that this process serves itself without storage.
 
 mod availability;
+mod backends;
 mod discovery;
+mod metrics;
 pub(crate) mod mounted;
 pub(crate) mod proxy;
 mod registration;
@@ -23,10 +25,12 @@ pub(crate) use services::ApiServices;
 
 use crate::auth::User;
 use crate::options::{DeleteOptions, WriteOptions};
-use crate::registry::{Change, Update, Write, stored};
+use crate::registry::{Change, Update, View, Write, stored};
+use crate::retries::{Retries, delay};
 use crate::server::ApiServer;
 use crate::subresource::slices_of;
 use availability::Verdict;
+use backends::BackendWatches;
 use ferrite_api::resource::Resource;
 use ferrite_api::{Status, meta};
 use ferrite_json::Value;
@@ -34,7 +38,7 @@ use ferrite_store::{Watch, WatchEnd};
 use futures_util::future;
 use registration::Action;
 use remote::Remote;
-use services::{ApiService, Priority, Spec};
+use services::{ApiService, Priority, ServiceReference, Spec};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
@@ -44,12 +48,8 @@ use tokio::time::Instant;
 const GROUP: &str = "apiregistration.k8s.io";
 const PLURAL: &str = "apiservices";
 const MANAGER: &str = "kube-apiserver";
-/// Interval between lookups of the Services behind APIServices.
-const LOOK: Duration = Duration::from_secs(1);
 /// As upstream: a server that answered is asked again after this.
 const PROBE_AGAIN: Duration = Duration::from_secs(30);
-/// A write that failed is tried again after this.
-const WRITE_AGAIN: Duration = Duration::from_secs(1);
 
 /// The APIServices as requests see them.
 #[derive(Default)]
@@ -93,7 +93,8 @@ struct Probed {
     spec: Spec,
     /// The endpoints that were there when it was last asked.
     endpoints: Vec<(std::net::IpAddr, u16)>,
-    next: Instant,
+    /// The time of the next probe; none while its Service cannot be used: a change of the Service ends that.
+    next: Option<Instant>,
     failures: u32,
     is_asked: bool,
     /// None until it was asked for the first time.
@@ -116,6 +117,13 @@ pub(crate) struct Follower {
     synced: BTreeSet<String>,
     probed: BTreeMap<String, Probed>,
     probes: JoinSet<Answered>,
+    backends: BackendWatches,
+    /// The names that metrics have.
+    measured: BTreeSet<String>,
+    /// Back-off of the writes that keep the APIServices of this server's own groups.
+    registering: Retries,
+    /// Back-off of the writes of statuses.
+    reporting: Retries,
 }
 
 impl Follower {
@@ -129,6 +137,10 @@ impl Follower {
             synced: BTreeSet::new(),
             probed: BTreeMap::new(),
             probes: JoinSet::new(),
+            backends: BackendWatches::default(),
+            measured: BTreeSet::new(),
+            registering: Retries::default(),
+            reporting: Retries::default(),
         };
         let stored = follower.stored();
         follower.at_start = stored.keys().cloned().collect();
@@ -163,15 +175,8 @@ impl Follower {
             };
             loop {
                 tables.mark_unchanged();
-                let pause = match self.sync().await {
-                    Ok(()) if self.probed.is_empty() => None,
-                    Ok(()) => Some(LOOK),
-                    Err(status) => {
-                        tracing::warn!(error = status.message, "cannot write an APIService");
-                        Some(WRITE_AGAIN)
-                    }
-                };
-                match self.wait(&mut watch, &mut tables, pause).await {
+                self.sync().await;
+                match self.wait(&mut watch, &mut tables).await {
                     Ok(()) => {}
                     Err(WatchEnd::Compacted { .. }) => break,
                     Err(WatchEnd::Closed) => return,
@@ -185,14 +190,8 @@ impl Follower {
         &mut self,
         watch: &mut Watch,
         tables: &mut tokio::sync::watch::Receiver<u64>,
-        pause: Option<Duration>,
     ) -> Result<(), WatchEnd> {
-        let later = async {
-            match pause {
-                Some(pause) => tokio::time::sleep(pause).await,
-                None => future::pending().await,
-            }
-        };
+        let later = crate::retries::until(self.next());
         tokio::select! {
             changes = watch.next() => changes.map(drop),
             // An error means that the server is gone, and with it this task.
@@ -203,72 +202,118 @@ impl Follower {
                 }
                 Ok(())
             }
+            () = self.backends.changed() => Ok(()),
             () = later => Ok(()),
         }
     }
 
-    /// Brings every APIService to its desired state.
-    async fn sync(&mut self) -> Result<(), Status> {
-        self.register().await?;
+    /// The time at which something is due without an event.
+    fn next(&self) -> Option<Instant> {
+        let idle = self.probed.values().filter(|probed| !probed.is_asked);
+        let probes = idle.filter_map(|probed| probed.next);
+        probes.chain(self.registering.next()).chain(self.reporting.next()).min()
+    }
+
+    /// Brings every APIService to its desired state. A write that fails is repeated later, and delays no other.
+    async fn sync(&mut self) {
+        self.register().await;
         let stored = self.stored();
         self.probe(&stored);
+        let now = Instant::now();
         let server = Arc::clone(&self.server);
-        let verdicts = stored.iter().filter_map(|(name, object)| {
-            let verdict = match self.probed.get(name) {
-                Some(probed) => probed.verdict.clone()?,
-                None => Verdict::local(),
-            };
-            availability::status(object, &verdict, jiff::Timestamp::now())?;
-            Some((name.as_str(), verdict))
-        });
-        let writes = verdicts.map(|(name, verdict)| {
-            let (server, resource) = (&server, &self.resource);
-            async move {
-                let change = |old: &Value| {
-                    let mut new = old.clone();
-                    if let Some(status) = availability::status(old, &verdict, jiff::Timestamp::now()) {
-                        new["status"] = status;
-                    }
-                    Ok(new)
+        let changed: Vec<(&str, Verdict)> = stored
+            .iter()
+            .filter_map(|(name, object)| {
+                let verdict = match self.probed.get(name) {
+                    Some(probed) => probed.verdict.clone()?,
+                    None => Verdict::local(),
                 };
-                gone_or_changed(update(server, resource, name, Some("status"), &change).await)
-            }
-        });
-        future::try_join_all(writes).await?;
+                metrics::set_available(name, verdict.available);
+                availability::status(object, &verdict, jiff::Timestamp::now())?;
+                Some((name.as_str(), verdict))
+            })
+            .collect();
+        self.measured
+            .iter()
+            .filter(|name| !stored.contains_key(*name))
+            .for_each(|name| metrics::forget(name));
+        self.measured = stored.keys().cloned().collect();
+        self.reporting.keep(|name| changed.iter().any(|(changed, _)| *changed == name));
+        let due = changed.iter().filter(|(name, _)| !self.reporting.waits(name, now));
+        let writes: Vec<_> = due
+            .map(|(name, verdict)| {
+                let (server, resource, stored) = (&server, &self.resource, &stored);
+                async move {
+                    let change = |old: &Value| {
+                        let mut new = old.clone();
+                        if let Some(status) = availability::status(old, verdict, jiff::Timestamp::now()) {
+                            new["status"] = status;
+                        }
+                        Ok(new)
+                    };
+                    let written = update(server, resource, name, Some("status"), &change).await;
+                    if written.is_ok()
+                        && !verdict.available
+                        && stored.get(*name).is_some_and(availability::is_available)
+                    {
+                        metrics::became_unavailable(name, verdict.reason);
+                    }
+                    (*name, written)
+                }
+            })
+            .collect();
+        if !writes.is_empty() {
+            // Admission may let writes wait. Requests see changed specifications meanwhile.
+            self.publish(&stored);
+        }
+        for (name, written) in future::join_all(writes).await {
+            note(&mut self.reporting, name, written);
+        }
         self.publish(&self.stored());
-        Ok(())
     }
 
     /// Creates, updates and deletes the APIServices of this server's own groups.
-    async fn register(&mut self) -> Result<(), Status> {
+    async fn register(&mut self) {
         let desired =
             registration::desired(&self.server.registry.tables.current(), &self.server.config.mounted);
         let stored = self.stored();
+        let now = Instant::now();
         let names: BTreeSet<&String> = desired.keys().chain(stored.keys()).collect();
-        let writes = names.iter().filter_map(|&name| {
-            let (at_start, synced) = (self.at_start.contains(name), self.synced.contains(name));
-            let wanted = desired.get(name);
-            let action = registration::decide(stored.get(name), wanted, synced, at_start);
-            let (server, resource) = (&self.server, &self.resource);
-            (action != Action::Keep).then_some(async move {
-                let written = match (action, wanted) {
-                    (Action::Create, Some(wanted)) => create(server, resource, wanted.object(name)).await,
-                    (Action::Update, Some(wanted)) => {
-                        let change = |old: &Value| {
-                            let mut new = old.clone();
-                            new["spec"] = wanted.spec.clone();
-                            Ok(new)
-                        };
-                        update(server, resource, name, None, &change).await
-                    }
-                    _ => delete(server, resource, name).await,
-                };
-                gone_or_changed(written)
+        let decided: Vec<_> = names
+            .iter()
+            .map(|&name| {
+                let (at_start, synced) = (self.at_start.contains(name), self.synced.contains(name));
+                let wanted = desired.get(name);
+                (name, wanted, registration::decide(stored.get(name), wanted, synced, at_start))
             })
+            .collect();
+        let (kept, changed): (Vec<_>, Vec<_>) =
+            decided.into_iter().partition(|(_, _, action)| *action == Action::Keep);
+        self.registering.keep(|name| changed.iter().any(|(changed, _, _)| *changed == name));
+        self.synced.extend(kept.into_iter().map(|(name, _, _)| name.clone()));
+        let (server, resource) = (&self.server, &self.resource);
+        let due = changed.into_iter().filter(|(name, _, _)| !self.registering.waits(name, now));
+        let writes = due.map(|(name, wanted, action)| async move {
+            let written = match (action, wanted) {
+                (Action::Create, Some(wanted)) => create(server, resource, wanted.object(name)).await,
+                (Action::Update, Some(wanted)) => {
+                    let change = |old: &Value| {
+                        let mut new = old.clone();
+                        new["spec"] = wanted.spec.clone();
+                        Ok(new)
+                    };
+                    update(server, resource, name, None, &change).await
+                }
+                _ => delete(server, resource, name).await,
+            };
+            (name, written)
         });
-        future::try_join_all(writes).await?;
-        self.synced.extend(names.into_iter().cloned());
-        Ok(())
+        let written = future::join_all(writes).await;
+        for (name, written) in written {
+            if note(&mut self.registering, name, written) {
+                self.synced.insert(name.clone());
+            }
+        }
     }
 
     /// Starts to ask the servers that are due.
@@ -284,9 +329,11 @@ impl Follower {
                 self.server.aggregator.set_discovered(version, None);
             }
         }
+        let mut backends = BTreeSet::new();
         for (name, object) in stored {
             let spec = Spec::of(object);
             let Some(service) = spec.service.clone() else { continue };
+            backends.extend(followed(&view, &service));
             if self.probed.get(name).is_none_or(|probed| probed.spec != spec) {
                 let available = availability::is_available(object);
                 let remote =
@@ -294,7 +341,7 @@ impl Follower {
                 let probed = Probed {
                     spec: spec.clone(),
                     endpoints: Vec::new(),
-                    next: now,
+                    next: Some(now),
                     failures: 0,
                     is_asked: false,
                     verdict: None,
@@ -308,12 +355,13 @@ impl Follower {
             let place = (service.namespace.as_str(), service.name.as_str(), service.port);
             if let Err(verdict) = availability::check_service(place, found.as_deref(), &slices) {
                 probed.endpoints.clear();
+                probed.next = None;
                 probed.verdict = Some(verdict);
                 continue;
             }
             let endpoints = crate::subresource::endpoints_of(&view, place.0, place.1, place.2);
             let moved = probed.endpoints != endpoints;
-            if probed.is_asked || (!moved && now < probed.next) {
+            if probed.is_asked || (!moved && probed.next.is_some_and(|next| now < next)) {
                 continue;
             }
             probed.endpoints = endpoints;
@@ -324,6 +372,7 @@ impl Follower {
                 Answered { name, spec, outcome }
             });
         }
+        self.backends.follow(&self.server.registry.store, &backends, view.snapshot.revision());
     }
 
     /// Takes note of the end of a probe.
@@ -337,15 +386,14 @@ impl Follower {
         match answered.outcome {
             Ok(found) => {
                 probed.failures = 0;
-                probed.next = now + PROBE_AGAIN;
+                probed.next = Some(now + PROBE_AGAIN);
                 probed.verdict = Some(Verdict::passed());
                 let version = (answered.spec.group, answered.spec.version);
                 self.server.aggregator.set_discovered(version, Some(found));
             }
             Err(error) => {
-                let pause = LOOK * 2u32.saturating_pow(probed.failures.min(5));
                 probed.failures += 1;
-                probed.next = now + pause.min(PROBE_AGAIN);
+                probed.next = Some(now + delay(probed.failures).min(PROBE_AGAIN));
                 probed.verdict = Some(Verdict::failed_discovery(error.to_string()));
             }
         }
@@ -381,11 +429,30 @@ impl Follower {
     }
 }
 
-/// A write that came too late is made again when the change that was first is seen.
-fn gone_or_changed(written: Result<(), Status>) -> Result<(), Status> {
+/// The keys below which a Service and its EndpointSlices lie.
+fn followed(view: &View, service: &ServiceReference) -> impl Iterator<Item = String> {
+    let services = view.resource("", "services").map(|services| {
+        let key = stored::key(services, &service.namespace, &service.name);
+        String::from_utf8_lossy(key.as_bytes()).into_owned()
+    });
+    let slices = view.resource("discovery.k8s.io", "endpointslices");
+    let slices = slices.map(|slices| stored::prefix_in(slices, Some(&service.namespace)));
+    services.into_iter().chain(slices)
+}
+
+/// Takes note of the end of a write. A write that came too late is made again when the change that was first is seen.
+/// Returns true if nothing is left to write.
+fn note(retries: &mut Retries, name: &str, written: Result<(), Status>) -> bool {
     match written {
-        Err(status) if matches!(status.code, 404 | 409) => Ok(()),
-        other => other,
+        Err(status) if !matches!(status.code, 404 | 409) => {
+            tracing::warn!(name, error = status.message, "cannot write an APIService");
+            retries.failed(name, Instant::now());
+            false
+        }
+        _ => {
+            retries.succeeded(name);
+            true
+        }
     }
 }
 

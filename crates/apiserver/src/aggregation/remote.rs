@@ -13,6 +13,7 @@ use ferrite_pki::{Identity, PkiError};
 use hyper::body::Incoming;
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use rand::seq::IndexedRandom;
+use std::net::IpAddr;
 use std::sync::{Arc, PoisonError, RwLock};
 
 /// A server that another process runs.
@@ -88,6 +89,18 @@ impl Remote {
         tls
     }
 
+    /// The endpoints of the Service that are ready.
+    pub fn places(&self, server: &ApiServer) -> Vec<(IpAddr, u16)> {
+        let ServiceReference { namespace, name, port, .. } = &self.service;
+        endpoints_of(&server.registry.view(), namespace, name, *port)
+    }
+
+    /// The error of a Service without an endpoint that is ready.
+    pub fn no_endpoint(&self) -> ReachError {
+        let ServiceReference { namespace, name, port, .. } = &self.service;
+        ReachError::NoEndpoint { namespace: namespace.clone(), name: name.clone(), port: *port }
+    }
+
     /// Sends a request to one of the Service's endpoints, over a connection that counts as `account`'s.
     pub async fn send(
         &self,
@@ -95,16 +108,20 @@ impl Remote {
         account: Option<&Account>,
         request: Request<Body>,
     ) -> Result<Response<Incoming>, ReachError> {
+        let place = self.places(server).choose(&mut rand::rng()).copied();
+        self.send_to(server, account, place.ok_or_else(|| self.no_endpoint())?, request).await
+    }
+
+    /// As [`Self::send`], to one endpoint.
+    pub async fn send_to(
+        &self,
+        server: &ApiServer,
+        account: Option<&Account>,
+        (address, endpoint_port): (IpAddr, u16),
+        request: Request<Body>,
+    ) -> Result<Response<Incoming>, ReachError> {
         let tls = self.tls(server)?;
-        let ServiceReference { namespace, name, port, .. } = &self.service;
-        let places = endpoints_of(&server.registry.view(), namespace, name, *port);
-        let Some(&(address, endpoint_port)) = places.choose(&mut rand::rng()) else {
-            return Err(ReachError::NoEndpoint {
-                namespace: namespace.clone(),
-                name: name.clone(),
-                port: *port,
-            });
-        };
+        let ServiceReference { namespace, name, .. } = &self.service;
         let place = dial::Place {
             address,
             port: endpoint_port,
@@ -157,12 +174,12 @@ const ESCAPED: &AsciiSet = &CONTROLS
     .add(b'{')
     .add(b'}');
 
-/// Names the user of the request in upstream's headers. A value that no header can carry is left out: the
-/// far side then knows less of the user, never more.
+/// Names the user of the request in upstream's headers, as bytes of UTF-8. A value with control characters, which no
+/// header can carry, is left out: the far side then knows less of the user, never more.
 pub(super) fn identify(headers: &mut HeaderMap, user: &User) {
     let mut add = |name: &str, value: &str| {
         let name = HeaderName::from_bytes(name.as_bytes());
-        if let (Ok(name), Ok(value)) = (name, HeaderValue::from_str(value)) {
+        if let (Ok(name), Ok(value)) = (name, HeaderValue::from_bytes(value.as_bytes())) {
             headers.append(name, value);
         }
     };
@@ -200,6 +217,18 @@ mod tests {
         assert_eq!(all("x-remote-uid"), ["7"]);
         assert_eq!(all("x-remote-group"), ["dev", "system:authenticated"]);
         assert_eq!(all("x-remote-extra-example.com%2fscopes"), ["a", "b"]);
+    }
+
+    #[test]
+    fn names_beyond_ascii_reach_the_far_side_and_control_characters_do_not() {
+        let mut user = User::new("björn", ["größe", "a\nb"]);
+        user.extra.insert("scopes".into(), vec!["ä".into()]);
+        let mut headers = HeaderMap::new();
+        identify(&mut headers, &user);
+        let all = |name: &str| -> Vec<&[u8]> { headers.get_all(name).iter().map(|v| v.as_bytes()).collect() };
+        assert_eq!(all("x-remote-user"), ["björn".as_bytes()]);
+        assert_eq!(all("x-remote-group"), ["größe".as_bytes(), b"system:authenticated"]);
+        assert_eq!(all("x-remote-extra-scopes"), ["ä".as_bytes()]);
     }
 
     #[test]

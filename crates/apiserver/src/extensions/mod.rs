@@ -5,6 +5,7 @@
 //! definition that is being deleted stays served, but not for creates, until its objects are gone ([`cleanup`]).
 
 mod cleanup;
+mod conditions;
 mod conversion;
 mod names;
 
@@ -13,6 +14,7 @@ pub(crate) use conversion::{Converter, converts};
 use crate::auth::User;
 use crate::options::WriteOptions;
 use crate::registry::{Registry, ResourceMap, Update, Write, stored};
+use crate::retries::Retries;
 use crate::server::ApiServer;
 use ferrite_api::custom::Definition;
 use ferrite_api::resource::Resource;
@@ -21,15 +23,13 @@ use ferrite_json::{Value, json};
 use ferrite_store::WatchEnd;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
-use std::time::Duration;
 use tokio::sync::watch;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 pub(crate) const GROUP: &str = "apiextensions.k8s.io";
 pub(crate) const PLURAL: &str = "customresourcedefinitions";
 const MANAGER: &str = "kube-apiserver";
-/// Delay before a failed write of a definition is repeated.
-const AGAIN: Duration = Duration::from_secs(1);
 
 /// The resources of one definition.
 struct Served {
@@ -147,6 +147,7 @@ pub(crate) struct Follower {
     server: Arc<ApiServer>,
     resource: Arc<Resource>,
     known: Known,
+    retries: Retries,
     cleaning: Arc<Mutex<BTreeSet<String>>>,
 }
 
@@ -158,6 +159,7 @@ impl Follower {
             server: Arc::clone(server),
             resource: Arc::clone(resource),
             known: Known::default(),
+            retries: Retries::default(),
             cleaning: Arc::default(),
         })
     }
@@ -217,16 +219,16 @@ impl Follower {
                 Err(WatchEnd::Closed) => return,
             };
             loop {
-                match watch.next().await {
-                    Ok(changes) => {
-                        let names: BTreeSet<String> =
-                            changes.iter().map(|change| name_of(change.key.as_bytes())).collect();
-                        for name in names {
-                            self.sync(&name).await;
-                        }
-                    }
-                    Err(WatchEnd::Compacted { .. }) => break,
-                    Err(WatchEnd::Closed) => return,
+                let names = tokio::select! {
+                    changes = watch.next() => match changes {
+                        Ok(changes) => changes.iter().map(|change| name_of(change.key.as_bytes())).collect(),
+                        Err(WatchEnd::Compacted { .. }) => break,
+                        Err(WatchEnd::Closed) => return,
+                    },
+                    () = self.retries.wait() => BTreeSet::from_iter(self.retries.due(Instant::now())),
+                };
+                for name in names {
+                    self.sync(&name).await;
                 }
             }
         }
@@ -249,14 +251,13 @@ impl Follower {
         }
     }
 
+    /// A write that fails is repeated later: other definitions do not wait for it.
     async fn sync_one(&mut self, name: &str) {
-        loop {
-            match self.try_sync(name).await {
-                Ok(()) => return,
-                Err(status) => {
-                    tracing::warn!(name, error = status.message, "cannot write a CustomResourceDefinition");
-                    tokio::time::sleep(AGAIN).await;
-                }
+        match self.try_sync(name).await {
+            Ok(()) => self.retries.succeeded(name),
+            Err(status) => {
+                tracing::warn!(name, error = status.message, "cannot write a CustomResourceDefinition");
+                self.retries.failed(name, Instant::now());
             }
         }
     }
@@ -292,12 +293,13 @@ impl Follower {
             Some(decided) => decided,
             None => definition["status"].clone(),
         };
+        conditions::set_approval(&mut decided, &definition, jiff::Timestamp::now());
         let mut served = definition.clone();
         served["status"] = decided.clone();
-        let waits = names::condition(&served, "NamesAccepted") != Some("True");
+        let waits = conditions::condition(&served, "NamesAccepted") != Some("True");
         if is_established(&served)
             && let Err(why) = serve(registry, &served)
-            && names::condition(&definition, "Established") != Some("True")
+            && conditions::condition(&definition, "Established") != Some("True")
         {
             names::refuse(&mut decided, &why.to_string(), jiff::Timestamp::now());
             served["status"] = decided.clone();
@@ -333,13 +335,7 @@ fn forget(server: &ApiServer, definition: &str) {
 
 /// Puts the resources of a definition into the table.
 fn serve(registry: &Registry, definition: &Value) -> Result<(), ferrite_api::custom::DefinitionError> {
-    let mut accepted = definition.clone();
-    // Names that are another's are not served.
-    if let Some(names) = definition.pointer("/status/acceptedNames").filter(|names| names["plural"] != "") {
-        accepted["spec"]["names"] = names.clone();
-    }
-    let compiled = Definition::compile(&accepted);
-    match compiled {
+    match Definition::compile(definition) {
         Ok(compiled) => {
             registry.tables.set(meta::name(definition), Some(&compiled));
             Ok(())
@@ -352,7 +348,7 @@ fn serve(registry: &Registry, definition: &Value) -> Result<(), ferrite_api::cus
 }
 
 fn is_established(definition: &Value) -> bool {
-    names::condition(definition, "Established") == Some("True")
+    conditions::condition(definition, "Established") == Some("True")
 }
 
 /// Writes a definition as the server itself.

@@ -1,14 +1,9 @@
 //! Which names a definition gets, and the conditions that follow.
 
+use super::conditions::{condition, set};
 use ferrite_json::{Value, json};
 use jiff::Timestamp;
 use std::collections::BTreeSet;
-
-/// The status of a condition.
-pub(super) fn condition<'a>(definition: &'a Value, type_: &str) -> Option<&'a str> {
-    let conditions = definition.pointer("/status/conditions")?.as_array()?;
-    conditions.iter().find(|condition| condition["type"] == *type_)?["status"].as_str()
-}
 
 /// The status of a definition whose rivals have these names; none if it does not change.
 pub(super) fn decide(definition: &Value, rivals: &[&Value], now: Timestamp) -> Option<Value> {
@@ -39,27 +34,6 @@ pub(super) fn decide(definition: &Value, rivals: &[&Value], now: Timestamp) -> O
 /// A definition that cannot be served is not established, and says why.
 pub(super) fn refuse(status: &mut Value, why: &str, now: Timestamp) {
     set(status, "Established", "False", "NotSupported", why, now);
-}
-
-fn set(status: &mut Value, type_: &str, value: &str, reason: &str, message: &str, now: Timestamp) {
-    let at = crate::registry::metadata::time(now);
-    let new = |at: Value| json!({"type": type_, "status": value, "lastTransitionTime": at, "reason": reason, "message": message});
-    let Some(conditions) = status["conditions"].as_array_mut() else {
-        status["conditions"] = json!([new(at.into())]);
-        return;
-    };
-    match conditions.iter_mut().find(|condition| condition["type"] == *type_) {
-        Some(old) => {
-            let moved = old["status"] != *value;
-            let at = if moved { at.into() } else { old["lastTransitionTime"].clone() };
-            let observed = old.get("observedGeneration").cloned();
-            *old = new(at);
-            if let Some(observed) = observed {
-                old["observedGeneration"] = observed;
-            }
-        }
-        None => conditions.push(new(at.into())),
-    }
 }
 
 fn text<'a>(names: &'a Value, key: &str) -> &'a str {

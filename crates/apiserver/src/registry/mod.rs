@@ -130,6 +130,38 @@ impl View {
         entries.filter_map(|(key, entry)| self.decoded.get(resource, key, entry)).collect()
     }
 
+    /// As [`Self::object`], where a webhook may have to convert the object.
+    pub async fn converted_object(
+        &self,
+        resource: &Resource,
+        namespace: &str,
+        name: &str,
+    ) -> Result<Option<Arc<Value>>, Status> {
+        if !crate::extensions::converts(resource) {
+            return Ok(self.object(resource, namespace, name));
+        }
+        let key = stored::key(resource, namespace, name);
+        let Some(entry) = self.snapshot.get(key.as_bytes()) else { return Ok(None) };
+        let entry = self.converter.entry(resource, entry).await?;
+        Ok(stored::decode(resource, &entry).map(Arc::new))
+    }
+
+    /// As [`Self::objects_of`], where a webhook may have to convert the objects.
+    pub async fn converted_objects(
+        &self,
+        resource: &Resource,
+        namespace: &str,
+    ) -> Result<Vec<Arc<Value>>, Status> {
+        if !crate::extensions::converts(resource) {
+            return Ok(self.objects_of(resource, namespace));
+        }
+        let prefix = stored::prefix_in(resource, Some(namespace));
+        let entries = self.snapshot.range(prefix.as_bytes(), None);
+        let entries = entries.map(|(_, entry)| Arc::clone(entry)).collect();
+        let entries = self.converter.entries(resource, entries).await?;
+        Ok(entries.iter().filter_map(|entry| stored::decode(resource, entry)).map(Arc::new).collect())
+    }
+
     /// The objects of a resource in a namespace, where there are few and they seldom change.
     pub fn few(
         &self,

@@ -278,3 +278,82 @@ async fn admission_webhooks_of_another_version_see_converted_objects() {
     );
     assert_eq!(request["object"]["host"], "one");
 }
+
+fn admission(kind: &str, spec: &Value) -> Value {
+    json!({
+        "apiVersion": "admissionregistration.k8s.io/v1", "kind": kind, "metadata": {"name": "p"}, "spec": spec,
+    })
+}
+
+/// The rules of a policy about one version of the endpoints.
+fn endpoints_of(version: &str) -> Value {
+    json!({"resourceRules": [{
+        "apiGroups": ["example.com"], "apiVersions": [version], "resources": ["endpoints"],
+        "operations": ["CREATE", "UPDATE"],
+    }]})
+}
+
+#[tokio::test]
+async fn policies_of_another_version_see_and_change_converted_objects() {
+    let (world, hook) = (World::start().await, HookServer::start(convert).await);
+    serve(&world, &definition(hook.config("/convert"), "v1")).await;
+    let group = "/apis/admissionregistration.k8s.io/v1";
+    let validating = json!({"matchConstraints": endpoints_of("v2"), "validations": [
+        {"expression": "object.host != 'forbidden' && (oldObject == null || oldObject.port != '99')"}]});
+    let bound = json!({"policyName": "p", "validationActions": ["Deny"]});
+    let mutating = json!({
+        "matchConstraints": endpoints_of("v2"), "reinvocationPolicy": "Never",
+        "mutations": [{"patchType": "JSONPatch", "jsonPatch": {"expression":
+            "object.port == '1' ? [JSONPatch{op: 'replace', path: '/port', value: '2'}] : []"}}]});
+    for (plural, object) in [
+        ("validatingadmissionpolicies", admission("ValidatingAdmissionPolicy", &validating)),
+        ("validatingadmissionpolicybindings", admission("ValidatingAdmissionPolicyBinding", &bound)),
+        ("mutatingadmissionpolicies", admission("MutatingAdmissionPolicy", &mutating)),
+        (
+            "mutatingadmissionpolicybindings",
+            admission("MutatingAdmissionPolicyBinding", &json!({"policyName": "p"})),
+        ),
+    ] {
+        let created = world.post(&format!("{group}/{plural}"), &object).await;
+        assert_eq!(created.code, 201, "{}", created.json());
+    }
+    let refused = world.post(V1, &v1("a", "forbidden:5")).await;
+    assert_eq!(refused.code, 422, "{}", refused.json());
+    let created = world.post(V1, &v1("b", "one:1")).await;
+    assert_eq!((created.code, created.at("/hostPort")), (201, "one:2".into()), "{}", created.json());
+    let changed = world.patch("merge", &format!("{V1}/b"), &json!({"hostPort": "one:99"})).await;
+    assert_eq!(changed.code, 200, "{}", changed.json());
+    let old = world.patch("merge", &format!("{V1}/b"), &json!({"hostPort": "one:98"})).await;
+    assert_eq!(old.code, 422, "the stored object is converted, too");
+}
+
+#[tokio::test]
+async fn parameters_of_policies_are_converted() {
+    let (world, hook) = (World::start().await, HookServer::start(convert).await);
+    serve(&world, &definition(hook.config("/convert"), "v1")).await;
+    assert_eq!(world.post(V1, &v1("limits", "host:7")).await.code, 201);
+    let group = "/apis/admissionregistration.k8s.io/v1";
+    let maps = json!({"resourceRules": [{
+        "apiGroups": [""], "apiVersions": ["v1"], "resources": ["configmaps"], "operations": ["CREATE"]}]});
+    let spec = json!({
+        "matchConstraints": maps, "paramKind": {"apiVersion": "example.com/v2", "kind": "Endpoint"},
+        "validations": [{"expression": "object.data.port == params.port"}]});
+    let policy = admission("ValidatingAdmissionPolicy", &spec);
+    assert_eq!(world.post(&format!("{group}/validatingadmissionpolicies"), &policy).await.code, 201);
+    let bindings = format!("{group}/validatingadmissionpolicybindings");
+    let by = |reference: Value| {
+        let spec = json!({"policyName": "p", "validationActions": ["Deny"], "paramRef": reference});
+        admission("ValidatingAdmissionPolicyBinding", &spec)
+    };
+    for (name, reference) in [
+        ("a", json!({"name": "limits", "parameterNotFoundAction": "Deny"})),
+        ("b", json!({"selector": {}, "parameterNotFoundAction": "Deny"})),
+    ] {
+        assert_eq!(world.post(&bindings, &by(reference)).await.code, 201);
+        let refused = world.post(MAPS, &config_map(name, json!({"port": "8"}))).await;
+        assert_eq!(refused.code, 422, "{}", refused.json());
+        let created = world.post(MAPS, &config_map(name, json!({"port": "7"}))).await;
+        assert_eq!(created.code, 201, "{}", created.json());
+        assert_eq!(world.delete(&format!("{bindings}/p")).await.code, 200);
+    }
+}

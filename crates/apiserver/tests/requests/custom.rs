@@ -46,7 +46,7 @@ fn wid(name: &str, spec: Value) -> Value {
 }
 
 /// Follows a collection until an object, or its deletion, satisfies the test.
-async fn wait_for(world: &World, path: &str, mut seen: impl FnMut(&str, &Value) -> bool) {
+pub async fn wait_for(world: &World, path: &str, mut seen: impl FnMut(&str, &Value) -> bool) {
     let mut body = world.open(&format!("{path}?watch=1")).await.into_body();
     let mut buffer = Vec::new();
     while let Some(frame) = body.frame().await {
@@ -62,7 +62,7 @@ async fn wait_for(world: &World, path: &str, mut seen: impl FnMut(&str, &Value) 
     panic!("the watch of {path} ended");
 }
 
-fn has_condition(object: &Value, type_: &str, status: &str) -> bool {
+pub fn has_condition(object: &Value, type_: &str, status: &str) -> bool {
     let conditions =
         object.pointer("/status/conditions").and_then(Value::as_array).cloned().unwrap_or_default();
     conditions.iter().any(|condition| condition["type"] == *type_ && condition["status"] == *status)

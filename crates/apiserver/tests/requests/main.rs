@@ -15,6 +15,7 @@ mod compared_parts;
 mod compared_shapes;
 mod converting;
 mod custom;
+mod defining;
 mod deleting;
 mod granting;
 mod jwt;

@@ -1,6 +1,7 @@
 //! CustomResourceDefinitions as objects. Their schemas are checked where schemas are compiled.
 
 use super::authorities::validate_authorities;
+use crate::custom::{Approval, annotation};
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::admissionregistration::client_config::{
     default_service_port, validate_client_config, validate_review_versions,
@@ -231,38 +232,16 @@ fn validate_stored_versions(definition: &Value) -> FieldErrors {
     errors
 }
 
-const APPROVED: &str = "api-approved.kubernetes.io";
-
 /// The API approval of a definition in a community group: missing, bad, or good.
 fn approval(definition: &Value) -> Option<Result<(), FieldError>> {
-    let group = text(&definition["spec"], "group");
-    let protected = ["k8s.io", "kubernetes.io"]
-        .iter()
-        .any(|domain| group == *domain || group.strip_suffix(domain).is_some_and(|rest| rest.ends_with('.')));
-    if !protected {
-        return None;
-    }
-    let path = Path::new("metadata").child("annotations").key(APPROVED);
-    let given =
-        definition.pointer("/metadata/annotations").map(|all| text(all, APPROVED)).unwrap_or_default();
-    Some(match given {
-        "" => Err(FieldError::required(
-            &path,
-            "protected groups must have approval annotation \"api-approved.kubernetes.io\", see https://github.com/kubernetes/enhancements/pull/1111",
-        )),
-        given if given.starts_with("unapproved") => Ok(()),
-        given
-            if given
-                .split_once("://")
-                .is_some_and(|(scheme, host)| !scheme.is_empty() && !host.is_empty()) =>
-        {
-            Ok(())
+    let approval = Approval::of(definition)?;
+    let path = Path::new("metadata").child("annotations").key(Approval::annotation());
+    Some(match approval {
+        Approval::Missing => Err(FieldError::required(&path, approval.message(definition))),
+        Approval::Invalid => {
+            Err(FieldError::invalid(&path, annotation(definition), approval.message(definition)))
         }
-        given => Err(FieldError::invalid(
-            &path,
-            given,
-            "protected groups must have approval annotation \"api-approved.kubernetes.io\" with either a URL or a reason starting with \"unapproved\", see https://github.com/kubernetes/enhancements/pull/1111",
-        )),
+        Approval::Bypassed | Approval::Approved => Ok(()),
     })
 }
 

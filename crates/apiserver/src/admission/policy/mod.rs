@@ -18,7 +18,6 @@ pub(super) use mutate::MutatingPolicies;
 pub(super) use validate::ValidatingPolicies;
 
 use super::configured::{Configured, Current};
-use super::matching::converted;
 use super::{Attributes, Operation, authorizer, expressions};
 use crate::auth::Answers;
 use crate::registry::View;
@@ -138,9 +137,11 @@ impl<'a> Session<'a> {
     }
 
     /// The stored object. A create has none, also where the server knows the object that it is about.
-    fn old(&self, matched: &Resource) -> Option<Cow<'a, Value>> {
-        let old = self.attributes.old.filter(|_| self.attributes.operation != Operation::Create)?;
-        Some(self.as_matched(matched, old))
+    async fn old(&self, matched: &Resource) -> Result<Option<Cow<'a, Value>>, Status> {
+        match self.attributes.old.filter(|_| self.attributes.operation != Operation::Create) {
+            Some(old) => self.as_matched(matched, old).await.map(Some),
+            None => Ok(None),
+        }
     }
 
     /// The value of `request`; null for a policy that does not read it.
@@ -151,14 +152,20 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// An object of the request as the version that a policy matches.
-    fn as_matched<'o>(&self, matched: &Resource, object: &'o Value) -> Cow<'o, Value> {
+    /// Returns true if a policy matches another version than the request's. The body of a subresource is the same in
+    /// all versions.
+    fn converts(&self, matched: &Resource) -> bool {
         let own = self.attributes.resource;
-        let same = (&own.group, &own.version) == (&matched.group, &matched.version);
-        if same || self.attributes.kind() != own.gvk() {
-            return Cow::Borrowed(object);
+        (&own.group, &own.version) != (&matched.group, &matched.version)
+            && self.attributes.kind() == own.gvk()
+    }
+
+    /// An object of the request as the version that a policy matches.
+    async fn as_matched<'o>(&self, matched: &Resource, object: &'o Value) -> Result<Cow<'o, Value>, Status> {
+        if !self.converts(matched) {
+            return Ok(Cow::Borrowed(object));
         }
-        Cow::Owned(converted(own, matched, object))
+        self.view.convert(self.attributes.resource, matched, object).await.map(Cow::Owned)
     }
 
     /// The values that the expressions of a policy read. Those that it does not read are not made.
@@ -179,6 +186,11 @@ impl<'a> Session<'a> {
             authorizer: definition.reads_authorizer.then(|| self.authorizer()),
         }
     }
+}
+
+/// The error of an object that cannot be converted to the version that a policy matches.
+fn unconverted(status: &Status) -> String {
+    format!("failed to convert object version: {}", status.message)
 }
 
 /// Returns true if a binding matches the request.

@@ -3,8 +3,7 @@
 use super::compiled::{Binding, Definition, Mutation};
 use super::evaluate::{evaluate, meets_conditions};
 use super::patch::{self, PatchFailure};
-use super::{Policies, Session, TURN, binding_matches, is_mutable, metrics, params};
-use crate::admission::matching::converted;
+use super::{Policies, Session, TURN, binding_matches, is_mutable, metrics, params, unconverted};
 use crate::admission::stage::{MutatingStage, Waiting};
 use crate::admission::{Attributes, Parts, Reinvocation};
 use crate::registry::View;
@@ -109,7 +108,7 @@ impl Invocation<'_> {
     }
 }
 
-fn invocations<'v>(
+async fn invocations<'v>(
     policies: &Policies,
     view: &'v View,
     attributes: &Attributes<'v>,
@@ -142,7 +141,7 @@ fn invocations<'v>(
                     continue;
                 }
             }
-            match params::collect(view, resource, &binding, attributes.given_namespace()) {
+            match params::collect(view, resource, &binding, attributes.given_namespace()).await {
                 Ok(params) => found.extend(params.into_iter().map(|params| Invocation {
                     definition: Arc::clone(&definition),
                     binding: Arc::clone(&binding),
@@ -165,7 +164,7 @@ async fn dispatch(
 ) -> Result<(), Status> {
     const STAGE: &str = MutatingPolicies::NAME;
     let mut failures = Failures::default();
-    let invocations = invocations(policies, view, attributes, object, &mut failures);
+    let invocations = invocations(policies, view, attributes, object, &mut failures).await;
     if !invocations.is_empty() {
         let session = Session::new(view, attributes);
         reinvocation.begin(STAGE, Some(object));
@@ -174,16 +173,37 @@ async fn dispatch(
         for invocation in &invocations {
             let id = invocation.id();
             let again = reinvocation.runs(STAGE, &id);
+            let matched = invocation.matched;
+            let versions = async {
+                Ok::<_, Status>((session.as_matched(matched, object).await?, session.old(matched).await?))
+            };
+            let (current, old) = match versions.await {
+                Ok((current, old)) => (current.into_owned(), old),
+                Err(status) => {
+                    failures.misconfigured(&invocation.definition, None, &unconverted(&status));
+                    continue;
+                }
+            };
             let invoked = session.answers.settle(|| {
-                let (mut changed, mut failures) = (object.clone(), Failures::default());
-                let outcome = invoke(&session, invocation, &mut changed, again, &mut failures);
+                let (mut changed, mut failures) = (current.clone(), Failures::default());
+                let outcome =
+                    invoke(&session, invocation, &mut changed, old.as_deref(), again, &mut failures);
                 (outcome, changed, failures)
             });
-            let (outcome, changed, failed) = invoked.await;
-            let differs = *object != changed;
-            *object = changed;
+            let (outcome, mut changed, failed) = invoked.await;
             failures.0.extend(failed.0);
             let Some(outcome) = outcome? else { continue };
+            let mut differs = false;
+            if outcome.patched {
+                if session.converts(matched) {
+                    let back = view.convert(matched, attributes.resource, &changed).await;
+                    changed = back.map_err(|status| {
+                        Status::internal(format!("failed to convert object: {}", status.message))
+                    })?;
+                }
+                differs = *object != changed;
+                *object = changed;
+            }
             patched |= outcome.patched;
             spent += outcome.cost;
             if differs {
@@ -212,20 +232,19 @@ struct Invoked {
     cost: u64,
 }
 
-/// Runs the mutations of a policy in order. None if its conditions are not met, or it does not run in this round.
+/// Runs the mutations of a policy in order on the object in the version that it matches. None if its conditions are not met, or it does not run in this round.
 fn invoke(
     session: &Session<'_>,
     invocation: &Invocation<'_>,
-    object: &mut Value,
+    current: &mut Value,
+    old: Option<&Value>,
     runs: bool,
     failures: &mut Failures,
 ) -> Result<Option<Invoked>, Status> {
     let Invocation { definition, binding, matched, params } = invocation;
     let namespace = session.namespace()?;
     let request = session.request(definition, matched);
-    let old = session.old(matched);
-    let mut current = session.as_matched(matched, object).into_owned();
-    let inputs = session.inputs(definition, Some(&current), old.as_deref(), params.as_deref(), &request);
+    let inputs = session.inputs(definition, Some(current), old, params.as_deref(), &request);
     match meets_conditions(definition, &inputs, MATCH_CONDITIONS_BUDGET) {
         Ok(true) if runs => {}
         Ok(_) => return Ok(None),
@@ -237,12 +256,11 @@ fn invoke(
     let mut invoked = Invoked::default();
     for mutation in &definition.mutations {
         let started = Instant::now();
-        let mut inputs =
-            session.inputs(definition, Some(&current), old.as_deref(), params.as_deref(), &request);
+        let mut inputs = session.inputs(definition, Some(current), old, params.as_deref(), &request);
         inputs.namespace = namespace;
         let made = value_of(definition, mutation, &inputs).and_then(|(value, cost)| {
             invoked.cost += cost;
-            patch::apply(mutation.patch, session.attributes, matched, &current, value)
+            patch::apply(mutation.patch, session.attributes, matched, current, value)
         });
         let elapsed = started.elapsed();
         let (policy, bound) = (definition.name.as_str(), binding.name.as_str());
@@ -250,7 +268,7 @@ fn invoke(
             Ok(made) => {
                 metrics::mutated(policy, bound, None, elapsed);
                 invoked.patched = true;
-                current = made;
+                *current = made;
             }
             Err(PatchFailure::Status(status)) => {
                 metrics::mutated(policy, bound, Some(&status.message), elapsed);
@@ -261,12 +279,6 @@ fn invoke(
                 failures.add(definition, Some(binding), &error, true);
             }
         }
-    }
-    if invoked.patched {
-        let own = session.attributes.resource;
-        let converts = (&own.group, &own.version) != (&matched.group, &matched.version)
-            && session.attributes.kind() == own.gvk();
-        *object = if converts { converted(matched, own, &current) } else { current };
     }
     Ok(Some(invoked))
 }

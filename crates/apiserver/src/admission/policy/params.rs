@@ -20,6 +20,8 @@ pub(super) enum ParamError {
     Selector(String),
     #[error("one of name or selector must be provided")]
     Neither,
+    #[error("failed to convert params: {0}")]
+    Conversion(String),
     #[error("no params found for policy binding with `Deny` parameterNotFoundAction")]
     NotFound,
 }
@@ -38,7 +40,7 @@ pub(super) fn resource<'v>(
 
 /// The parameters with which a policy is evaluated for a binding: once for each. No parameter at all counts as one that
 /// is null.
-pub(super) fn collect(
+pub(super) async fn collect(
     view: &View,
     resource: Option<&Arc<Resource>>,
     binding: &Binding,
@@ -47,10 +49,14 @@ pub(super) fn collect(
     let (Some(resource), Some(reference)) = (resource, &binding.params) else { return Ok(vec![None]) };
     let namespace = place(resource, reference, namespace)?;
     let found: Vec<Arc<Value>> = match (&reference.selector, reference.name.as_str()) {
-        (_, name) if !name.is_empty() => view.object(resource, namespace, name).into_iter().collect(),
+        (_, name) if !name.is_empty() => {
+            let found = view.converted_object(resource, namespace, name).await;
+            found.map_err(|status| ParamError::Conversion(status.message))?.into_iter().collect()
+        }
         (Some(selector), _) => {
             let selector = selector.as_ref().map_err(|error| ParamError::Selector(error.to_string()))?;
-            let all = view.objects_of(resource, namespace).into_iter();
+            let all = view.converted_objects(resource, namespace).await;
+            let all = all.map_err(|status| ParamError::Conversion(status.message))?.into_iter();
             all.filter(|object| selector.matches_object(object)).collect()
         }
         (None, _) => return Err(ParamError::Neither),

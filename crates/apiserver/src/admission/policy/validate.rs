@@ -2,7 +2,7 @@
 
 use super::compiled::{Action, Binding, Definition, Expression, Validation};
 use super::evaluate::{Evaluated, Inputs, Stop, evaluate, meets_conditions};
-use super::{Policies, Session, TURN, binding_matches, metrics, params};
+use super::{Policies, Session, TURN, binding_matches, metrics, params, unconverted};
 use crate::admission::stage::{ValidatingStage, Waiting};
 use crate::admission::{Attributes, Parts};
 use crate::registry::View;
@@ -248,7 +248,7 @@ async fn dispatch(
                 continue;
             }
         };
-        let policy = Matched::new(&session, &definition, matched, object);
+        let mut policy = None;
         let mut notes = Notes::default();
         for binding in &bindings {
             match binding_matches(binding, view, attributes, object) {
@@ -259,13 +259,23 @@ async fn dispatch(
                     continue;
                 }
             }
-            let found = match params::collect(view, resource, binding, attributes.given_namespace()) {
+            let found = match params::collect(view, resource, binding, attributes.given_namespace()).await {
                 Ok(found) => found,
                 Err(error) => {
                     refusal.misconfigured(&definition, Some(binding), &error.to_string());
                     continue;
                 }
             };
+            if policy.is_none() && !found.is_empty() {
+                match Matched::new(&session, &definition, matched, object).await {
+                    Ok(made) => policy = Some(made),
+                    Err(status) => {
+                        refusal.misconfigured(&definition, Some(binding), &unconverted(&status));
+                        continue;
+                    }
+                }
+            }
+            let Some(policy) = &policy else { continue };
             for params in &found {
                 let verdict = session.answers.settle(|| policy.verdict(params.as_deref())).await?;
                 spent += verdict.cost;
@@ -292,19 +302,19 @@ struct Matched<'a> {
 }
 
 impl<'a> Matched<'a> {
-    fn new(
+    /// Fails if the request's objects cannot be converted to the version that the policy matches.
+    async fn new(
         session: &'a Session<'a>,
         definition: &'a Definition,
         matched: &Resource,
         object: Option<&'a Value>,
-    ) -> Self {
-        Self {
-            session,
-            definition,
-            object: object.map(|object| session.as_matched(matched, object)),
-            old: session.old(matched),
-            request: session.request(definition, matched),
-        }
+    ) -> Result<Self, Status> {
+        let object = match object {
+            Some(object) => Some(session.as_matched(matched, object).await?),
+            None => None,
+        };
+        let old = session.old(matched).await?;
+        Ok(Self { session, definition, object, old, request: session.request(definition, matched) })
     }
 
     fn verdict(&self, params: Option<&Value>) -> Result<Verdict, Status> {
