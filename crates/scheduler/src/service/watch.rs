@@ -57,6 +57,7 @@ impl Scheduler {
             }
             Change::Deleted(node) => {
                 self.cache().remove_node(node.metadata.name.as_deref().unwrap_or_default());
+                self.happened(ClusterEvent::NodeDeleted(node.clone()));
             }
         }
     }
@@ -108,7 +109,7 @@ impl Scheduler {
                 };
                 let has_shrunk = pod.requests.has_less_than(&old.requests);
                 if old.labels() != pod.labels() {
-                    self.happened(ClusterEvent::AssignedPodAdded(pod.clone()));
+                    self.happened(ClusterEvent::AssignedPodRelabelled { old, new: pod.clone() });
                 }
                 if has_shrunk {
                     // Room that a resize gives back is room that a deletion gives back.
