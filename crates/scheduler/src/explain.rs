@@ -108,16 +108,13 @@ pub async fn explain(framework: &Framework, snapshot: &Snapshot, pod: &PodInfo) 
             diagnosis: &diagnosis,
             extenders: &[],
         };
-        explanation.preemption = Some(match post_filter(framework, search).await {
-            Err(error) => error.to_string(),
-            Ok(outcome) => match outcome.nomination {
-                Nomination::Node(node) => {
-                    let victims: Vec<_> =
-                        outcome.victims.pods.iter().map(|pod| pod.key.to_string()).collect();
-                    format!("preemption: on {node}, by removing {}", victims.join(", "))
-                }
-                _ => outcome.message,
-            },
+        let outcome = post_filter(framework, search).await.answer;
+        explanation.preemption = Some(match outcome.nomination {
+            Nomination::Node(node) => {
+                let victims: Vec<_> = outcome.victims.pods.iter().map(|pod| pod.key.to_string()).collect();
+                format!("preemption: on {node}, by removing {}", victims.join(", "))
+            }
+            _ => outcome.message,
         });
         return explanation;
     }

@@ -118,7 +118,9 @@ impl Scheduler {
             }
             None if self.profile_of(&pod).is_none() => {}
             None if pod.is_terminating() => {
-                self.queue().remove(&pod.key);
+                if self.queue().remove(&pod.key) || matches!(change, Change::Added(_)) {
+                    self.report_skipped(&pod);
+                }
                 let held_room = {
                     let mut cache = self.cache();
                     let was_assumed = cache.forget(&pod.key);
