@@ -88,7 +88,8 @@ impl Scheduler {
                 measures::scheduled(popped.attempts, popped.since);
                 if let Some((framework, recorder)) = self.profile_of(&pod) {
                     let message = format!("Successfully assigned {} to {}", pod.key, placement.node);
-                    recorder.event(&pod.reference(), EventType::Normal, "Scheduled", message);
+                    let (about, kind) = (pod.reference(), EventType::Normal);
+                    recorder.event(&about, None, kind, "Scheduled", "Binding", message);
                     for plugin in framework.at(ExtensionPoint::PostBind) {
                         if let Some(point) = plugin.post_bind() {
                             point.post_bind(&placement.state, &pod, &placement.node);

@@ -13,7 +13,7 @@ mod watch;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use ferrite_client::{EventRecorder, Events, Informer, Informers, ObjectKey, Scope};
+use ferrite_client::{Events, Informer, Informers, ObjectKey, Scope, SeriesRecorder};
 use ferrite_component::steps::Timer;
 use k8s_openapi::api::apps::v1::{ReplicaSet, StatefulSet};
 use k8s_openapi::api::core::v1::{Node, Pod, ReplicationController, Service};
@@ -95,7 +95,7 @@ struct Order {
 }
 
 /// A framework and the recorder that signs with its name.
-type Profiles = HashMap<String, (Framework, EventRecorder)>;
+type Profiles = HashMap<String, (Framework, SeriesRecorder)>;
 
 struct Scheduler {
     client: Client,
@@ -132,7 +132,7 @@ pub fn start(context: &SchedulerContext) -> Result<(), FrameworkError> {
         .with_events(context.events.clone());
     let mut profiles = Profiles::new();
     for profile in &context.configuration.profiles {
-        let recorder = context.events.recorder(profile.scheduler_name.clone(), None);
+        let recorder = context.events.series_recorder(&profile.scheduler_name);
         let framework = Framework::new(profile, &context.registry, &handle)?;
         profiles.insert(profile.scheduler_name.clone(), (framework, recorder));
     }
@@ -252,7 +252,7 @@ impl Scheduler {
         }
     }
 
-    fn profile_of(&self, pod: &PodInfo) -> Option<&(Framework, EventRecorder)> {
+    fn profile_of(&self, pod: &PodInfo) -> Option<&(Framework, SeriesRecorder)> {
         self.profiles.get(pod.scheduler_name())
     }
 

@@ -85,7 +85,8 @@ impl Scheduler {
         }
         info!(victim = %victim.key, preemptor = %preemptor.key, node, "preempted");
         if let Some((_, recorder)) = self.profile_of(preemptor) {
-            recorder.event(&victim.reference(), EventType::Normal, "Preempted", message);
+            let (about, because) = (victim.reference(), Some(preemptor.reference()));
+            recorder.event(&about, because, EventType::Normal, "Preempted", "Preempting", message);
         }
         true
     }

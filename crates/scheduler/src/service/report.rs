@@ -66,7 +66,8 @@ fn nominated_node_name(current: &Pod, nomination: &Nomination) -> Option<Value> 
 impl Scheduler {
     fn record_failure(&self, pod: &PodInfo, message: &str) {
         if let Some((_, recorder)) = self.profile_of(pod) {
-            recorder.event(&pod.reference(), EventType::Warning, "FailedScheduling", note(message));
+            let (about, kind) = (pod.reference(), EventType::Warning);
+            recorder.event(&about, None, kind, "FailedScheduling", "Scheduling", note(message));
         }
     }
 
