@@ -153,7 +153,10 @@ pub fn start(context: &SchedulerContext) -> Result<(), FrameworkError> {
         aside: Mutex::default(),
         wake_aside: Notify::new(),
         shapes: Mutex::default(),
-        queue: Mutex::new(Queue::new(Box::new(policy), context.configuration.backoff)),
+        queue: Mutex::new(
+            Queue::new(Box::new(policy), context.configuration.backoff)
+                .with_longest_wait(context.configuration.longest_wait),
+        ),
         wake: Notify::new(),
         pods: context.informers.get(),
         nodes: context.informers.get(),
