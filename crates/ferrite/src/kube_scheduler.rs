@@ -17,7 +17,7 @@ use std::process::ExitCode;
 
 const NAME: &str = "kube-scheduler";
 /// The kind of the configuration file.
-const CONFIGURATION: TypeMeta =
+pub const CONFIGURATION: TypeMeta =
     TypeMeta { api_version: "kubescheduler.config.k8s.io/v1", kind: "KubeSchedulerConfiguration" };
 
 /// Flags of kube-scheduler.
