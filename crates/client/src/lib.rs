@@ -37,7 +37,7 @@ pub use backoff::Backoff;
 pub use controller::Controller;
 pub use credentials::service_account_client;
 pub use document::{read_document, write_document};
-pub use events::{EventRecorder, EventType, Events};
+pub use events::{EventRecorder, EventType, Events, SeriesRecorder};
 pub use expectations::Expectations;
 pub use informer::{Change, Informer, ListSelector, Old};
 pub use informers::Informers;

@@ -1,18 +1,23 @@
 //! `ferrite explain-schedule`: why a pod goes where it goes, or why it waits.
 
 use crate::apiserver::BoxError;
+use crate::kube_scheduler::CONFIGURATION;
 use ferrite_client::{Api, ObjectKey};
+use ferrite_component::read_config;
 use ferrite_scheduler::cache::Cache;
+use ferrite_scheduler::configuration::v1::KubeSchedulerConfiguration;
 use ferrite_scheduler::explain::explain;
+use ferrite_scheduler::extender::Extender;
 use ferrite_scheduler::framework::Handle;
 use ferrite_scheduler::siblings::{Owner, siblings};
 use ferrite_scheduler::snapshot::{PodInfo, Snapshot};
-use ferrite_scheduler::{Framework, Profile, Registry};
+use ferrite_scheduler::{Configuration, Framework, Profile, Registry};
 use k8s_openapi::api::apps::v1::{ReplicaSet, StatefulSet};
 use k8s_openapi::api::core::v1::{
-    Node, PersistentVolume, PersistentVolumeClaim, Pod, ReplicationController, Service,
+    Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod, ReplicationController, Service,
 };
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
 use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass, VolumeAttachment};
 use kube::api::ListParams;
 use kube::config::{KubeConfigOptions, Kubeconfig};
@@ -36,6 +41,10 @@ pub struct ExplainSchedule {
     /// Namespace of the pod.
     #[arg(short = 'n', long, default_value = "default", value_name = "NAMESPACE")]
     namespace: String,
+    /// Configuration file of the scheduler that the pod asks for: a KubeSchedulerConfiguration. Without it the profile is the
+    /// default one, which the scheduler of `ferrite up` and `ferrite server` has.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
     /// Kubeconfig file; the usual one without it.
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
@@ -45,6 +54,8 @@ pub struct ExplainSchedule {
 enum ExplainError {
     #[error("there is no pod {0}")]
     NoPod(ObjectKey),
+    #[error("the configuration has no profile {wanted:?}; it has {}", .known.join(", "))]
+    NoProfile { wanted: String, known: Vec<String> },
     #[error("{} is larger than a pod can be", .0.display())]
     TooLarge(PathBuf),
     #[error("{} is no pod: {problem}", .path.display())]
@@ -91,6 +102,32 @@ fn snapshot(nodes: Vec<Node>, pods: &[Pod], without: &ObjectKey) -> Snapshot {
     snapshot
 }
 
+/// The profile of the configuration that the pod's scheduler has, and a remark for people if nobody knows that profile.
+fn profile_of<'c>(
+    configuration: &'c Configuration,
+    is_given: bool,
+    pod: &PodInfo,
+) -> Result<(&'c Profile, Option<String>), ExplainError> {
+    let wanted = pod.scheduler_name();
+    let profiles = &configuration.profiles;
+    if let Some(found) = profiles.iter().find(|profile| profile.scheduler_name == wanted) {
+        return Ok((found, None));
+    }
+    match profiles.first() {
+        Some(default) if !is_given => {
+            let remark = format!(
+                "The configuration of the scheduler {wanted:?} is not known: this is how the default profile decides. \
+                 --config names its file."
+            );
+            Ok((default, Some(remark)))
+        }
+        _ => {
+            let known = profiles.iter().map(|profile| profile.scheduler_name.clone()).collect();
+            Err(ExplainError::NoProfile { wanted: wanted.to_owned(), known })
+        }
+    }
+}
+
 /// A client with the credentials of a kubeconfig, or of the usual one.
 pub async fn client_of(kubeconfig: Option<&Path>) -> Result<kube::Client, BoxError> {
     let config = match kubeconfig {
@@ -112,7 +149,11 @@ impl ExplainSchedule {
                 Api::<$kind>::all(client.clone()).list(&everything).await?.items
             };
         }
-        let pods = all!(Pod);
+        let configuration = match &self.config {
+            Some(path) => read_config::<KubeSchedulerConfiguration>(path, CONFIGURATION)?.resolve()?,
+            None => Configuration::default(),
+        };
+        let mut pods = all!(Pod);
         let mut pod = match (&self.filename, &self.pod) {
             (Some(path), _) => {
                 let mut pod = read_manifest(path)?;
@@ -130,7 +171,18 @@ impl ExplainSchedule {
         if let Some(spec) = &mut pod.spec {
             spec.node_name = None;
         }
+        let key = ObjectKey::of(&pod);
+        pods.retain(|other| ObjectKey::of(other) != key);
+        pods.push(pod.clone());
+        let nodes = all!(Node);
+        let snapshot = snapshot(nodes.clone(), &pods, &key);
         let handle = Handle::default()
+            .with_objects(pods)
+            .with_objects(nodes)
+            .with_objects(all!(Namespace))
+            .with_objects(all!(ResourceClaim))
+            .with_objects(all!(ResourceSlice))
+            .with_objects(all!(DeviceClass))
             .with_objects(all!(PersistentVolumeClaim))
             .with_objects(all!(PersistentVolume))
             .with_objects(all!(StorageClass))
@@ -139,8 +191,13 @@ impl ExplainSchedule {
             .with_objects(all!(CSIStorageCapacity))
             .with_objects(all!(VolumeAttachment))
             .with_objects(all!(PodDisruptionBudget));
-        let framework = Framework::new(&Profile::default(), &Registry::default(), &handle)?;
         let pod = PodInfo::new(&pod);
+        let (profile, remark) = profile_of(&configuration, self.config.is_some(), &pod)?;
+        let framework = Framework::new(profile, &Registry::default(), &handle)?;
+        let mut extenders = Vec::new();
+        for settings in &configuration.extenders {
+            extenders.push(Extender::new(settings, handle.lister()).await?);
+        }
         let siblings = {
             let (services, replica_sets, stateful_sets) =
                 (all!(Service), all!(ReplicaSet), all!(StatefulSet));
@@ -164,8 +221,36 @@ impl ExplainSchedule {
             siblings(pod.labels(), here, owner)
         };
         let pod = pod.with_siblings(siblings);
-        let snapshot = snapshot(all!(Node), &pods, &pod.key);
-        print!("{}", explain(&framework, &snapshot, &pod).await);
+        if let Some(remark) = remark {
+            println!("{remark}\n");
+        }
+        print!("{}", explain(&framework, &snapshot, &extenders, &pod).await);
         Ok(ExitCode::SUCCESS)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_profile_is_the_one_that_the_pod_asks_for() {
+        let pod = |scheduler: &str| {
+            let mut pod = Pod::default();
+            pod.spec.get_or_insert_default().scheduler_name = Some(scheduler.to_owned());
+            PodInfo::new(&pod)
+        };
+        let mut configuration = Configuration::default();
+        configuration.profiles.push(Profile { scheduler_name: "second".to_owned(), ..Profile::default() });
+        let name = |configuration: &Configuration, is_given: bool, scheduler: &str| {
+            let (profile, remark) = profile_of(configuration, is_given, &pod(scheduler)).ok()?;
+            Some((profile.scheduler_name.clone(), remark.is_some()))
+        };
+        let found = |name: &str, has_remark: bool| Some((name.to_owned(), has_remark));
+        assert_eq!(name(&configuration, true, "second"), found("second", false));
+        assert_eq!(name(&configuration, true, "third"), None);
+        let default = Configuration::default();
+        assert_eq!(name(&default, false, "default-scheduler"), found("default-scheduler", false));
+        assert_eq!(name(&default, false, "third"), found("default-scheduler", true));
     }
 }

@@ -14,6 +14,5 @@ impl AcceptedTable for SchedulerFlags {
 #[rustfmt::skip]
 const ACCEPTED: &[Accepted] = &[
     row("contention-profiling", Switch, "the program is not profiled through its port"),
-    row("pod-max-in-unschedulable-pods-duration", Only(&["5m0s", "5m", "300s"]), "pods that no node fits wait for a change, and five minutes at most"),
     row("write-config-to", Only(&[""]), "the configuration in use is at /configz"),
 ];

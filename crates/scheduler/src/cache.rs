@@ -139,11 +139,13 @@ impl Cache {
         self.assumed.insert(key);
     }
 
-    /// Takes back an assumption that did not come true. A pod that was confirmed meanwhile stays.
-    pub fn forget(&mut self, key: &ObjectKey) {
-        if self.assumed.remove(key) {
+    /// Takes back an assumption that did not come true; false if there is none. A pod that was confirmed meanwhile stays.
+    pub fn forget(&mut self, key: &ObjectKey) -> bool {
+        let was_assumed = self.assumed.remove(key);
+        if was_assumed {
             self.take(key);
         }
+        was_assumed
     }
 
     /// The pods that wait for room on the node.

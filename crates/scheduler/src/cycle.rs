@@ -8,8 +8,8 @@ use tracing::info;
 
 use crate::extender::Extender;
 use crate::framework::{
-    CycleState, Diagnosis, FailedSearch, Framework, Interest, MAX_SCORE, Nomination, PluginError, PodFilters,
-    PostFiltered, Reason, RejectedBy, Rejection, Remedy, Victims,
+    CycleState, Diagnosis, EXTENDER, FailedSearch, Framework, Interest, MAX_SCORE, Nomination, PluginError,
+    PodFilters, PostFiltered, Reason, RejectedBy, Rejection, Remedy, Victims,
 };
 use crate::measures;
 use crate::memory::Memory;
@@ -107,10 +107,13 @@ pub struct Search {
 }
 
 /// The nodes that fit a pod.
+#[derive(Default)]
 struct Found {
     feasible: Vec<Arc<NodeInfo>>,
     evaluated: usize,
     diagnosis: Diagnosis,
+    /// An extender took nodes away, with or without a reason.
+    is_extended: bool,
 }
 
 impl Found {
@@ -159,6 +162,7 @@ pub async fn schedule(
 ) -> Result<Placement, ScheduleError> {
     let mut error = FitError { nodes: snapshot.nodes().len(), ..FitError::default() };
     if snapshot.nodes().is_empty() {
+        error.nomination = Nomination::Clear;
         return Err(ScheduleError::Unschedulable(Box::new(error)));
     }
     let mut state = CycleState::default();
@@ -224,7 +228,8 @@ pub async fn schedule(
             }
             error.reasons = count_reasons(&found.diagnosis, error.nodes);
             let by = found.diagnosis.counted().map(|(by, _)| by.plugin);
-            let by: BTreeSet<_> = by.chain(filters.restricting.iter().copied()).collect();
+            let by = by.chain(filters.restricting.iter().copied());
+            let by: BTreeSet<_> = by.chain(found.is_extended.then_some(EXTENDER)).collect();
             error.rejected_by = by.into_iter().collect();
             found.diagnosis
         }
@@ -232,14 +237,13 @@ pub async fn schedule(
     let search =
         FailedSearch { pod, snapshot, state: &state, filters: &filters, diagnosis: &diagnosis, extenders };
     let started = Instant::now();
-    let remedy = post_filter(framework, search).await;
-    let status = match &remedy {
-        Ok(PostFiltered { nomination: Nomination::Node(_), .. }) => "Success",
-        Ok(_) => "Unschedulable",
-        Err(_) => "Error",
+    let PostFilterOutcome { answer: remedy, has_failed } = post_filter(framework, search).await;
+    let status = match &remedy.nomination {
+        _ if has_failed => "Error",
+        Nomination::Node(_) => "Success",
+        _ => "Unschedulable",
     };
     measures::point("PostFilter", status, profile, started);
-    let remedy = remedy?;
     error.post_filter = remedy.message;
     error.nomination = remedy.nomination;
     error.victims = remedy.victims;
@@ -294,7 +298,7 @@ fn nominated_first(
 ) -> Option<Found> {
     let node = &snapshot.nodes()[snapshot.nominated_position(pod)?];
     filters.filter_with_nominated(state, pod, node).ok()?;
-    Some(Found { feasible: vec![node.clone()], evaluated: 1, diagnosis: Diagnosis::default() })
+    Some(Found { feasible: vec![node.clone()], evaluated: 1, ..Found::default() })
 }
 
 /// Filters nodes from where the last search stopped, until enough fit.
@@ -318,8 +322,7 @@ fn find(
     let mut remembered = (!locality.local.is_empty()).then(|| search.verdicts.of(pod));
     // There the pod does not count itself as one that room is kept for, as others of its shape do.
     let own = snapshot.nominated_position(pod);
-    let mut found =
-        Found { feasible: Vec::with_capacity(wanted), evaluated: 0, diagnosis: Diagnosis::default() };
+    let mut found = Found { feasible: Vec::with_capacity(wanted), ..Found::default() };
     let mut next = if count == 0 { 0 } else { search.start % count };
     while found.evaluated < count && found.feasible.len() < wanted {
         let position = restricted.as_ref().map_or(next, |positions| positions[next]);
@@ -375,9 +378,6 @@ fn find(
     Ok(found)
 }
 
-/// The name under which extenders reject nodes.
-const EXTENDER: &str = "Extender";
-
 /// Leaves only those nodes that the interested extenders let pass.
 async fn extend_filter(
     extenders: &[Extender],
@@ -411,19 +411,26 @@ async fn extend_filter(
             found.diagnosis.retract(position);
             found.diagnosis.reject(position, RejectedBy { plugin: EXTENDER, rejection });
         }
+        if verdict.nodes.len() != found.feasible.len() {
+            found.is_extended = true;
+        }
         found.feasible = verdict.nodes;
     }
     Ok(())
 }
 
 /// The sums that extenders add to the scores of the nodes. One that fails adds nothing.
-async fn extend_scores(extenders: &[Extender], pod: &PodInfo, feasible: &[Arc<NodeInfo>]) -> Vec<i64> {
+pub(crate) async fn extend_scores(
+    extenders: &[Extender],
+    pod: &PodInfo,
+    feasible: &[Arc<NodeInfo>],
+) -> Vec<i64> {
     let mut totals = vec![0; feasible.len()];
     for extender in extenders.iter().filter(|e| e.is_prioritizer() && e.is_interested(pod)) {
         match extender.prioritize(pod, feasible).await {
             Ok(scores) => {
                 for (total, node) in totals.iter_mut().zip(feasible) {
-                    *total += scores.get(node.name()).copied().unwrap_or(0);
+                    *total = i64::saturating_add(*total, scores.get(node.name()).copied().unwrap_or(0));
                 }
             }
             Err(error) => info!(extender = extender.name(), %error, "an extender did not score"),
@@ -432,20 +439,31 @@ async fn extend_scores(extenders: &[Extender], pod: &PodInfo, feasible: &[Arc<No
     totals
 }
 
-/// Runs the PostFilter plugins until one nominates a node.
-pub(crate) async fn post_filter(
-    framework: &Framework,
-    search: FailedSearch<'_>,
-) -> Result<PostFiltered, PluginError> {
+/// The outcome of the PostFilter plugins.
+pub(crate) struct PostFilterOutcome {
+    pub(crate) answer: PostFiltered,
+    /// A plugin failed; the message says so. As upstream: the pod stays unschedulable all the same.
+    pub(crate) has_failed: bool,
+}
+
+/// Runs the PostFilter plugins until one nominates a node, or fails.
+pub(crate) async fn post_filter(framework: &Framework, search: FailedSearch<'_>) -> PostFilterOutcome {
     let mut last = PostFiltered::default();
     let mut remedy = None;
     let mut messages: Vec<String> = Vec::new();
     for plugin in framework.at(ExtensionPoint::PostFilter) {
         let Some(point) = plugin.post_filter() else { continue };
-        let mut result = point.post_filter(search).await?;
+        let mut result = match point.post_filter(search).await {
+            Ok(result) => result,
+            Err(error) => {
+                let message = error.source.to_string();
+                let answer = PostFiltered { message, remedy, ..PostFiltered::default() };
+                return PostFilterOutcome { answer, has_failed: true };
+            }
+        };
         remedy = remedy.or(result.remedy.take());
         if matches!(result.nomination, Nomination::Node(_)) {
-            return Ok(PostFiltered { remedy, ..result });
+            return PostFilterOutcome { answer: PostFiltered { remedy, ..result }, has_failed: false };
         }
         if !result.message.is_empty() {
             messages.push(result.message.clone());
@@ -454,7 +472,8 @@ pub(crate) async fn post_filter(
             last = result;
         }
     }
-    Ok(PostFiltered { message: messages.join(", "), remedy, ..last })
+    let answer = PostFiltered { message: messages.join(", "), remedy, ..last };
+    PostFilterOutcome { answer, has_failed: false }
 }
 
 fn best(

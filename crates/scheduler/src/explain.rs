@@ -2,9 +2,10 @@
 
 use std::fmt;
 
-use crate::cycle::{post_filter, score_all};
+use crate::cycle::{extend_scores, post_filter, score_all};
+use crate::extender::Extender;
 use crate::framework::{CycleState, FailedSearch, Framework, Nomination, Rejection};
-use crate::framework::{Diagnosis, RejectedBy};
+use crate::framework::{Diagnosis, EXTENDER, RejectedBy};
 use crate::snapshot::{NodeInfo, PodInfo, Snapshot};
 
 /// One node in the explanation.
@@ -32,6 +33,8 @@ pub struct Explanation {
     pub nodes: Vec<NodeExplanation>,
     /// The outcome of preemption for a pod that fits nowhere.
     pub preemption: Option<String>,
+    /// Extenders that did not answer.
+    pub failures: Vec<String>,
 }
 
 /// Amounts by which the pod's requests exceed the node's free resources.
@@ -54,8 +57,14 @@ fn shortages(pod: &PodInfo, node: &NodeInfo) -> Vec<String> {
     found
 }
 
-/// Explains the result of a cycle for the pod. All nodes are examined, however many there are.
-pub async fn explain(framework: &Framework, snapshot: &Snapshot, pod: &PodInfo) -> Explanation {
+/// Explains the result of a cycle for the pod. All nodes are examined, however many there are. Extenders are asked, as
+/// in a cycle.
+pub async fn explain(
+    framework: &Framework,
+    snapshot: &Snapshot,
+    extenders: &[Extender],
+    pod: &PodInfo,
+) -> Explanation {
     let mut explanation = Explanation { pod: pod.key.to_string(), ..Explanation::default() };
     let mut state = CycleState::default();
     let (filters, failure) = framework.pre_filter(&mut state, pod, snapshot);
@@ -99,6 +108,34 @@ pub async fn explain(framework: &Framework, snapshot: &Snapshot, pod: &PodInfo) 
         }
         explanation.nodes.push(row);
     }
+    for extender in extenders.iter().filter(|extender| extender.is_interested(pod)) {
+        if feasible.is_empty() {
+            break;
+        }
+        let verdict = match extender.filter(pod, &feasible).await {
+            Ok(verdict) => verdict,
+            Err(error) => {
+                explanation.failures.push(format!("extender {}: {error}", extender.name()));
+                continue;
+            }
+        };
+        let passes = |node: &NodeInfo| verdict.nodes.iter().any(|passed| passed.name() == node.name());
+        for node in feasible.iter().filter(|node| !passes(node)) {
+            let hopeless = verdict.unresolvable.get(node.name());
+            let reason = hopeless.or_else(|| verdict.failed.get(node.name())).cloned();
+            let reason = reason.unwrap_or_else(|| format!("left out by {}", extender.name()));
+            if let Some(row) = explanation.nodes.iter_mut().find(|row| row.name == node.name()) {
+                row.rejections.push((EXTENDER, reason.clone()));
+            }
+            // A node without a reason is none that removing pods could make fit.
+            let is_resolvable = hopeless.is_none() && verdict.failed.contains_key(node.name());
+            if let Some(position) = snapshot.position(node.name()).filter(|_| is_resolvable) {
+                let rejection = Rejection::unschedulable(reason);
+                diagnosis.reject(position, RejectedBy { plugin: EXTENDER, rejection });
+            }
+        }
+        feasible = verdict.nodes;
+    }
     if feasible.is_empty() {
         let search = FailedSearch {
             pod,
@@ -106,27 +143,33 @@ pub async fn explain(framework: &Framework, snapshot: &Snapshot, pod: &PodInfo) 
             state: &state,
             filters: &filters,
             diagnosis: &diagnosis,
-            extenders: &[],
+            extenders,
         };
-        explanation.preemption = Some(match post_filter(framework, search).await {
-            Err(error) => error.to_string(),
-            Ok(outcome) => match outcome.nomination {
-                Nomination::Node(node) => {
-                    let victims: Vec<_> =
-                        outcome.victims.pods.iter().map(|pod| pod.key.to_string()).collect();
-                    format!("preemption: on {node}, by removing {}", victims.join(", "))
-                }
-                _ => outcome.message,
-            },
+        let outcome = post_filter(framework, search).await.answer;
+        explanation.preemption = Some(match outcome.nomination {
+            Nomination::Node(node) => {
+                let victims: Vec<_> = outcome.victims.pods.iter().map(|pod| pod.key.to_string()).collect();
+                format!("preemption: on {node}, by removing {}", victims.join(", "))
+            }
+            _ => outcome.message,
         });
         return explanation;
     }
     let scores = score_all(framework, snapshot, pod, &mut state, &feasible);
     explanation.scorers = scores.iter().map(|(plugin, weight, _)| (*plugin, *weight)).collect();
+    let extra = match extenders.iter().any(Extender::is_prioritizer) {
+        true => Some(extend_scores(extenders, pod, &feasible).await),
+        false => None,
+    };
+    explanation.scorers.extend(extra.as_ref().map(|_| (EXTENDER, 1)));
     for (index, node) in feasible.iter().enumerate() {
         let Some(row) = explanation.nodes.iter_mut().find(|row| row.name == node.name()) else { continue };
         row.scores = scores.iter().map(|(_, _, scores)| scores[index]).collect();
         row.total = scores.iter().map(|(_, weight, scores)| weight * scores[index]).sum();
+        if let Some(extra) = &extra {
+            row.scores.push(extra[index]);
+            row.total = row.total.saturating_add(extra[index]);
+        }
     }
     explanation
 }
@@ -167,6 +210,9 @@ fn table(f: &mut fmt::Formatter<'_>, rows: &[Vec<String>]) -> fmt::Result {
 
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for failure in &self.failures {
+            writeln!(f, "{failure}")?;
+        }
         if let Some((plugin, reason)) = &self.refusal {
             writeln!(f, "{} fits nowhere: {plugin} rejects it: {reason}", self.pod)?;
         } else {

@@ -14,7 +14,7 @@ use k8s_openapi::api::core::v1::{
 use kube::core::Selector;
 
 use crate::affinity_terms::AffinityTerms;
-use crate::resources::{Resources, pod_requests};
+use crate::resources::{Resources, non_zero_requests, pod_requests};
 use crate::snapshot::PREEMPTION_BY_SCHEDULER;
 
 /// A host port a pod wants for itself.
@@ -196,6 +196,8 @@ fn images(spec: &PodSpec) -> Vec<String> {
 pub struct PodShape {
     pub placement: Placement,
     pub requests: Resources,
+    /// CPU (thousandths) and memory, with a modest amount for each container that asks for none.
+    pub non_zero_requests: (i64, i64),
     pub host_ports: Vec<HostPort>,
     pub priority: i32,
     pub affinity: AffinityTerms,
@@ -227,10 +229,13 @@ impl PodShape {
             .collect();
         let affinity = spec.and_then(|spec| spec.affinity.as_ref());
         let pod_affinity = affinity.and_then(|affinity| affinity.pod_affinity.as_ref());
+        let requests = spec.map(|spec| pod_requests(spec, pod.status.as_ref())).unwrap_or_default();
         let pod_anti_affinity = affinity.and_then(|affinity| affinity.pod_anti_affinity.as_ref());
         Self {
             placement: spec.map(Placement::new).unwrap_or_default(),
-            requests: spec.map(|spec| pod_requests(spec, pod.status.as_ref())).unwrap_or_default(),
+            non_zero_requests: spec
+                .map_or((0, 0), |spec| non_zero_requests(spec, pod.status.as_ref(), &requests)),
+            requests,
             host_ports,
             priority: spec.and_then(|spec| spec.priority).unwrap_or(0),
             affinity: AffinityTerms::new(

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ferrite_client::ObjectKey;
+use ferrite_json::Text;
 use tokio::time::Instant;
 
 use crate::framework::{ClusterEvent, SortKey};
@@ -13,7 +14,9 @@ use crate::measures;
 use crate::snapshot::PodInfo;
 
 /// A pod that nothing woke for this long is tried again, in case a hint was wrong.
-const LONGEST_WAIT: Duration = Duration::from_secs(5 * 60);
+pub const LONGEST_WAIT: Duration = Duration::from_secs(5 * 60);
+/// As upstream, which looks for such pods once in this time: shorter waits would try pods without end.
+const SHORTEST_WAIT: Duration = Duration::from_secs(30);
 /// Events remembered for pods in flight; a pod that was in flight for more is tried again.
 const REMEMBERED_EVENTS: usize = 4096;
 /// Pods whose back-off ends within the same span of this length are ordered as in the active part.
@@ -47,9 +50,32 @@ impl Default for BackoffLimits {
 }
 
 impl BackoffLimits {
-    fn after(self, attempts: u32) -> Duration {
-        let doublings = attempts.saturating_sub(1).min(31);
+    fn after(self, failures: Failures) -> Duration {
+        let doublings = failures.counted().saturating_sub(1).min(31);
         self.initial.saturating_mul(1 << doublings).min(self.max)
+    }
+}
+
+/// The failed attempts of a pod, which decide on its back-off. As upstream: an error of the API after many rejections is
+/// the first error.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Failures {
+    rejections: u32,
+    /// Errors since the last rejection.
+    errors: u32,
+}
+
+impl Failures {
+    fn after_rejection(self) -> Self {
+        Self { rejections: self.rejections.saturating_add(1), errors: 0 }
+    }
+
+    fn after_error(self) -> Self {
+        Self { errors: self.errors.saturating_add(1), ..self }
+    }
+
+    fn counted(self) -> u32 {
+        if self.errors > 0 { self.errors } else { self.rejections }
     }
 }
 
@@ -58,7 +84,8 @@ impl BackoffLimits {
 pub struct Popped {
     pub pod: Arc<PodInfo>,
     pub attempts: u32,
-    /// When it first entered the queue.
+    pub failures: Failures,
+    /// When it first entered the active part.
     pub since: Instant,
     /// When this attempt began.
     pub started: Instant,
@@ -96,7 +123,12 @@ impl RejectedBy {
 struct Waiting {
     pod: Arc<PodInfo>,
     attempts: u32,
-    since: Instant,
+    failures: Failures,
+    /// When it first entered the active part; none while it is gated from the start.
+    since: Option<Instant>,
+    /// When it entered the queue, or came back from its last attempt. Pods of equal rank are taken in this order: a pod that
+    /// was just tried comes after those that wait for their turn.
+    queued: Instant,
     /// End of its back-off.
     ready_at: Instant,
     /// Its last attempt ended with an error.
@@ -113,14 +145,16 @@ struct Waiting {
 struct InFlight {
     /// Events with at least this number happened while it was in flight.
     from: u64,
-    /// The newest version, if it changed meanwhile.
+    /// The newest version, if it changed meanwhile; the new pod of the same name, if the pod was deleted.
     latest: Option<Arc<PodInfo>>,
+    uid: Option<Text>,
     deleted: bool,
 }
 
 pub struct Queue {
     policy: Box<dyn QueuePolicy>,
     backoff_limits: BackoffLimits,
+    longest_wait: Duration,
     epoch: Instant,
     waiting: HashMap<ObjectKey, Waiting>,
     active: BTreeMap<ActiveKey, ObjectKey>,
@@ -148,6 +182,7 @@ impl Queue {
         Self {
             policy,
             backoff_limits,
+            longest_wait: LONGEST_WAIT,
             epoch: Instant::now(),
             waiting: HashMap::new(),
             active: BTreeMap::new(),
@@ -163,6 +198,13 @@ impl Queue {
         }
     }
 
+    /// Replaces the time after which a pod that nothing woke is tried again.
+    #[must_use]
+    pub fn with_longest_wait(mut self, wait: Duration) -> Self {
+        self.longest_wait = wait.max(SHORTEST_WAIT);
+        self
+    }
+
     /// The number of pods that are (active, backing off, unschedulable).
     pub fn lengths(&self) -> (usize, usize, usize) {
         (self.active.len(), self.backoff.len() + self.error_backoff.len(), self.unschedulable.len())
@@ -172,23 +214,13 @@ impl Queue {
     pub fn set(&mut self, pod: Arc<PodInfo>, now: Instant) {
         let key = pod.key.clone();
         if let Some(flying) = self.in_flight.get_mut(&key) {
+            flying.deleted |= flying.uid != pod.uid;
             flying.latest = Some(pod);
             return;
         }
-        let Some(known) = self.waiting.get_mut(&key) else {
-            let waiting = Waiting {
-                pod,
-                attempts: 0,
-                since: now,
-                ready_at: now,
-                failed: false,
-                rejected_by: RejectedBy::default(),
-                gated: false,
-                helped: false,
-                place: Place::Unschedulable((now, 0)),
-            };
-            self.enqueue(waiting, now, "PodAdd");
-            return;
+        let Some(known) = self.waiting.get_mut(&key).filter(|known| known.pod.uid == pod.uid) else {
+            self.remove(&key);
+            return self.add(pod, now);
         };
         let changed = pod.differs_from(&known.pod);
         known.pod = pod;
@@ -197,15 +229,37 @@ impl Queue {
         }
     }
 
-    /// The pod is gone, or has a node.
-    pub fn remove(&mut self, key: &ObjectKey) {
+    fn add(&mut self, pod: Arc<PodInfo>, now: Instant) {
+        let waiting = Waiting {
+            pod,
+            attempts: 0,
+            failures: Failures::default(),
+            since: None,
+            queued: now,
+            ready_at: now,
+            failed: false,
+            rejected_by: RejectedBy::default(),
+            gated: false,
+            helped: false,
+            place: Place::Unschedulable((now, 0)),
+        };
+        self.enqueue(waiting, now, "PodAdd");
+    }
+
+    /// The pod is gone, or has a node. False if the queue did not know it any more.
+    pub fn remove(&mut self, key: &ObjectKey) -> bool {
+        let mut is_known = false;
         if let Some(flying) = self.in_flight.get_mut(key) {
+            is_known = !flying.deleted || flying.latest.is_some();
             flying.deleted = true;
+            flying.latest = None;
         }
         self.held.remove(key);
         if self.take(key).is_some() {
+            is_known = true;
             self.measure();
         }
+        is_known
     }
 
     /// The pod whose turn it is. When no pod is active, one that backs off after a rejection is taken before its time:
@@ -214,13 +268,23 @@ impl Queue {
         self.promote(now);
         let key = match self.active.pop_first() {
             Some((_, key)) => key,
-            None => self.backoff.pop_first()?.1,
+            None => {
+                let (_, key) = self.backoff.pop_first()?;
+                measures::incoming("active", "PopFromBackoffQ");
+                key
+            }
         };
         let waiting = self.waiting.remove(&key)?;
-        let flying = InFlight { from: self.next_event, latest: None, deleted: false };
-        self.in_flight.insert(key, flying);
+        let uid = waiting.pod.uid.clone();
+        self.in_flight.insert(key, InFlight { from: self.next_event, latest: None, uid, deleted: false });
         self.measure();
-        Some(Popped { pod: waiting.pod, attempts: waiting.attempts + 1, since: waiting.since, started: now })
+        Some(Popped {
+            pod: waiting.pod,
+            attempts: waiting.attempts + 1,
+            failures: waiting.failures,
+            since: waiting.since.unwrap_or(now),
+            started: now,
+        })
     }
 
     /// When [`pop`](Queue::pop) could next have a pod without anything being added.
@@ -236,46 +300,58 @@ impl Queue {
         self.in_flight.get(key).is_none_or(|flying| flying.deleted)
     }
 
-    /// The pod was bound, or is of no interest any more.
-    pub fn done(&mut self, key: &ObjectKey) {
-        self.in_flight.remove(key);
+    /// The pod was bound, or is of no interest any more. A new pod that took its name meanwhile enters the queue; true if
+    /// there is one.
+    pub fn done(&mut self, key: &ObjectKey, now: Instant) -> bool {
+        let Some(flying) = self.in_flight.remove(key) else { return false };
         self.forget_events();
+        let successor = flying.latest.filter(|_| flying.deleted);
+        let has_successor = successor.is_some();
+        if let Some(successor) = successor {
+            self.add(successor, now);
+        }
+        has_successor
     }
 
     /// No node was found, or binding failed. It waits for an event that helps, unless one came already while it was
     /// in flight, or no plugin rejected it (`rejected_by` is empty): then only for its back-off.
     pub fn give_back(&mut self, popped: Popped, rejected_by: Vec<&'static str>, now: Instant) {
         let key = popped.pod.key.clone();
+        if self.is_gone(&key) {
+            self.done(&key, now);
+            return;
+        }
         let Some(flying) = self.in_flight.remove(&key) else { return };
-        if !flying.deleted {
-            let changed = flying.latest.as_ref().is_some_and(|latest| latest.differs_from(&popped.pod));
-            let forgot = self.events.front().map_or(self.next_event, |(number, _)| *number) > flying.from;
-            let helped = rejected_by.is_empty()
-                || changed
-                || forgot
-                || self
-                    .events
-                    .iter()
-                    .filter(|(number, _)| *number >= flying.from)
-                    .any(|(_, event)| self.policy.queueing_hint(&popped.pod, &rejected_by, event));
-            let failed = rejected_by.is_empty();
-            let pod = flying.latest.unwrap_or(popped.pod);
-            let waiting = Waiting {
-                rejected_by: RejectedBy::new(rejected_by, &pod),
-                pod,
-                attempts: popped.attempts,
-                since: popped.since,
-                ready_at: now + self.backoff_limits.after(popped.attempts),
-                failed,
-                gated: false,
-                helped: false,
-                place: Place::Unschedulable((now, 0)),
-            };
-            if helped {
-                self.enqueue(waiting, now, ATTEMPT_FAILED);
-            } else {
-                self.park(waiting, now, ATTEMPT_FAILED);
-            }
+        let changed = flying.latest.as_ref().is_some_and(|latest| latest.differs_from(&popped.pod));
+        let forgot = self.events.front().map_or(self.next_event, |(number, _)| *number) > flying.from;
+        let failed = rejected_by.is_empty();
+        let helped = failed
+            || changed
+            || forgot
+            || self
+                .events
+                .iter()
+                .filter(|(number, _)| *number >= flying.from)
+                .any(|(_, event)| self.policy.queueing_hint(&popped.pod, &rejected_by, event));
+        let failures = if failed { popped.failures.after_error() } else { popped.failures.after_rejection() };
+        let pod = flying.latest.unwrap_or(popped.pod);
+        let waiting = Waiting {
+            rejected_by: RejectedBy::new(rejected_by, &pod),
+            pod,
+            attempts: popped.attempts,
+            failures,
+            since: Some(popped.since),
+            queued: now,
+            ready_at: now + self.backoff_limits.after(failures),
+            failed,
+            gated: false,
+            helped: false,
+            place: Place::Unschedulable((now, 0)),
+        };
+        if helped {
+            self.enqueue(waiting, now, ATTEMPT_FAILED);
+        } else {
+            self.park(waiting, now, ATTEMPT_FAILED);
         }
         self.forget_events();
     }
@@ -374,13 +450,14 @@ impl Queue {
                 waiting.place = Place::ErrorBackoff(at);
                 self.error_backoff.insert(at, key.clone());
             } else {
-                let order = self.policy.sort_key(&waiting.pod, waiting.since);
+                let order = self.policy.sort_key(&waiting.pod, waiting.queued);
                 let at = (self.window_end(waiting.ready_at), order, self.sequence);
                 waiting.place = Place::Backoff(at);
                 self.backoff.insert(at, key.clone());
             }
         } else {
-            let at = (self.policy.sort_key(&waiting.pod, waiting.since), self.sequence);
+            waiting.since.get_or_insert(now);
+            let at = (self.policy.sort_key(&waiting.pod, waiting.queued), self.sequence);
             waiting.place = Place::Active(at);
             self.active.insert(at, key.clone());
         }
@@ -403,7 +480,7 @@ impl Queue {
         measures::incoming("unschedulable", event);
         self.gated += usize::from(waiting.gated);
         self.sequence += 1;
-        let at = (now + LONGEST_WAIT, self.sequence);
+        let at = (now + self.longest_wait, self.sequence);
         waiting.place = Place::Unschedulable(at);
         let key = waiting.pod.key.clone();
         self.unschedulable.insert(at, key.clone());
@@ -441,215 +518,4 @@ impl Queue {
 }
 
 #[cfg(test)]
-mod tests {
-    use ferrite_json::json;
-
-    use super::*;
-
-    fn pod(name: &str, priority: i32, gates: &[&str]) -> Arc<PodInfo> {
-        let gates: Vec<_> = gates.iter().map(|name| json!({"name": name})).collect();
-        let pod = ferrite_json::from_value(json!({"metadata": {"name": name, "namespace": "ns"},
-            "spec": {"containers": [], "priority": priority, "schedulingGates": gates}}));
-        Arc::new(PodInfo::new(&pod.unwrap()))
-    }
-
-    /// Gates hold pods back; `Other` helps those that a plugin named "X" did not reject.
-    struct Policy;
-
-    impl QueuePolicy for Policy {
-        fn pre_enqueue(&self, pod: &PodInfo) -> Result<(), &'static str> {
-            if pod.placement.is_gated { Err("SchedulingGates") } else { Ok(()) }
-        }
-
-        fn sort_key(&self, pod: &PodInfo, queued: Instant) -> SortKey {
-            SortKey { rank: -i64::from(pod.priority), then: queued }
-        }
-
-        fn queueing_hint(&self, _: &PodInfo, rejected_by: &[&'static str], _: &ClusterEvent) -> bool {
-            rejected_by != ["X"] && rejected_by != ["SchedulingGates"]
-        }
-    }
-
-    fn queue() -> (Queue, Instant) {
-        let queue = Queue::new(Box::new(Policy), BackoffLimits::default());
-        let now = queue.epoch;
-        (queue, now)
-    }
-
-    fn pop(queue: &mut Queue, now: Instant) -> Option<String> {
-        queue.pop(now).map(|popped| popped.pod.key.name.to_string())
-    }
-
-    #[test]
-    fn priority_then_age() {
-        let (mut queue, now) = queue();
-        for (name, priority, second) in [("old", 0, 0), ("young", 0, 1), ("high", 5, 2)] {
-            queue.set(pod(name, priority, &[]), now + Duration::from_secs(second));
-        }
-        let later = now + Duration::from_secs(9);
-        let order: Vec<_> = std::iter::from_fn(|| pop(&mut queue, later)).collect();
-        assert_eq!(order, ["high", "old", "young"]);
-    }
-
-    #[test]
-    fn a_rejected_pod_waits_for_a_helpful_event_and_its_back_off() {
-        let (mut queue, now) = queue();
-        queue.set(pod("a", 0, &[]), now);
-        let popped = queue.pop(now).unwrap();
-        queue.give_back(popped, vec!["X"], now);
-        queue.on_event(ClusterEvent::Other, now);
-        assert_eq!(queue.lengths(), (0, 0, 1), "the event does not help");
-
-        queue.set(pod("b", 0, &[]), now);
-        let popped = queue.pop(now).unwrap();
-        queue.give_back(popped, vec!["NodeResourcesFit"], now);
-        assert_eq!(queue.lengths(), (0, 0, 2));
-        queue.on_event(ClusterEvent::Other, now);
-        assert_eq!(queue.lengths(), (0, 1, 1), "its back-off of one second runs");
-        assert_eq!(queue.next_due(), Some(now + Duration::from_secs(1)));
-        queue.set(pod("c", -1, &[]), now);
-        assert_eq!(
-            pop(&mut queue, now).as_deref(),
-            Some("c"),
-            "active pods come first, whatever their priority"
-        );
-        assert_eq!(pop(&mut queue, now).as_deref(), Some("b"), "an idle cycle takes pods that back off");
-    }
-
-    #[test]
-    fn pods_count_for_the_plugins_that_rejected_them_until_their_next_attempt() {
-        let of_profile = |name: &str, gates: &[&str]| {
-            let gates: Vec<_> = gates.iter().map(|name| json!({"name": name})).collect();
-            let pod = ferrite_json::from_value(json!({"metadata": {"name": name, "namespace": "ns"},
-                "spec": {"containers": [], "schedulerName": "counted", "schedulingGates": gates}}));
-            Arc::new(PodInfo::new(&pod.unwrap()))
-        };
-        let counts = || {
-            let gauge = |plugin: &str| measures::unschedulable_pods(plugin, "counted");
-            [gauge("X"), gauge("NodeResourcesFit"), gauge("SchedulingGates")]
-        };
-        let (mut queue, now) = queue();
-        queue.set(of_profile("a", &[]), now);
-        queue.set(of_profile("gated", &["g"]), now);
-        assert_eq!(counts(), [0, 0, 1]);
-        let popped = queue.pop(now).unwrap();
-        queue.give_back(popped, vec!["X", "NodeResourcesFit"], now);
-        assert_eq!(counts(), [1, 1, 1], "a pod counts for each plugin");
-        queue.on_event(ClusterEvent::Other, now);
-        assert_eq!((queue.lengths(), counts()), ((0, 1, 1), [1, 1, 1]), "also while it backs off");
-        let popped = queue.pop(now).unwrap();
-        assert_eq!(counts(), [0, 0, 1]);
-        queue.give_back(popped, vec!["X"], now);
-        queue.set(of_profile("gated", &[]), now);
-        assert_eq!(pop(&mut queue, now).as_deref(), Some("gated"));
-        assert_eq!(counts(), [1, 0, 0]);
-        queue.remove(&of_profile("a", &[]).key);
-        assert_eq!(counts(), [0, 0, 0]);
-    }
-
-    #[test]
-    fn after_an_error_the_whole_back_off_passes() {
-        let (mut queue, now) = queue();
-        queue.set(pod("a", 0, &[]), now);
-        let popped = queue.pop(now).unwrap();
-        queue.give_back(popped, Vec::new(), now);
-        assert_eq!(queue.lengths(), (0, 1, 0));
-        assert_eq!(pop(&mut queue, now), None);
-        assert_eq!(queue.next_due(), Some(now + Duration::from_secs(1)));
-        assert_eq!(pop(&mut queue, now + Duration::from_secs(1)).as_deref(), Some("a"));
-    }
-
-    #[test]
-    fn pods_that_back_off_are_taken_by_window_then_by_priority() {
-        let (mut queue, now) = queue();
-        for (name, priority) in [("low", 0), ("high", 5)] {
-            queue.set(pod(name, priority, &[]), now);
-            let popped = queue.pop(now).unwrap();
-            queue.give_back(popped, vec!["NodeResourcesFit"], now);
-        }
-        queue.on_event(ClusterEvent::Other, now);
-        let order: Vec<_> = std::iter::from_fn(|| pop(&mut queue, now)).collect();
-        assert_eq!(order, ["high", "low"]);
-    }
-
-    #[test]
-    fn a_held_pod_waits_for_its_release() {
-        let (mut queue, now) = queue();
-        queue.set(pod("a", 0, &[]), now);
-        let popped = queue.pop(now).unwrap();
-        let key = popped.pod.key.clone();
-        queue.hold(key.clone());
-        queue.give_back(popped, vec!["NodeResourcesFit"], now);
-        queue.release(&key, false, now);
-        assert_eq!(queue.lengths(), (0, 0, 1), "nothing helped it");
-        queue.hold(key.clone());
-        queue.on_event(ClusterEvent::Other, now);
-        assert_eq!(queue.lengths(), (0, 0, 1), "held");
-        let parked: Vec<_> = queue.unschedulable.keys().copied().collect();
-        queue.on_event(ClusterEvent::Other, now);
-        assert!(queue.unschedulable.keys().eq(&parked), "helped once is enough");
-        queue.release(&key, false, now);
-        assert_eq!(queue.lengths(), (0, 1, 0), "the event is not lost");
-
-        let popped = queue.pop(now).unwrap();
-        queue.hold(key.clone());
-        queue.give_back(popped, vec!["X"], now);
-        queue.release(&key, true, now);
-        assert_eq!(queue.lengths(), (0, 1, 0), "tried again although nothing helped");
-    }
-
-    #[test]
-    fn events_during_the_cycle_are_not_missed() {
-        let (mut queue, now) = queue();
-        queue.set(pod("a", 0, &[]), now);
-        let popped = queue.pop(now).unwrap();
-        queue.on_event(ClusterEvent::Other, now);
-        queue.give_back(popped, vec!["NodeResourcesFit"], now);
-        assert_eq!(queue.lengths(), (0, 1, 0));
-        assert!(queue.events.is_empty(), "nothing is in flight any more");
-    }
-
-    #[test]
-    fn back_off_doubles_to_ten_seconds() {
-        let seconds: Vec<_> =
-            (1..7).map(|attempts| BackoffLimits::default().after(attempts).as_secs()).collect();
-        assert_eq!(seconds, [1, 2, 4, 8, 10, 10]);
-    }
-
-    #[test]
-    fn forgotten_pods_are_tried_again_after_a_while() {
-        let (mut queue, now) = queue();
-        queue.set(pod("a", 0, &[]), now);
-        let popped = queue.pop(now).unwrap();
-        queue.give_back(popped, vec!["X"], now);
-        assert_eq!(pop(&mut queue, now + LONGEST_WAIT).as_deref(), Some("a"));
-    }
-
-    #[test]
-    fn gates_hold_a_pod_until_they_are_gone() {
-        let (mut queue, now) = queue();
-        queue.set(pod("a", 0, &["g"]), now);
-        queue.on_event(ClusterEvent::Other, now);
-        assert_eq!(pop(&mut queue, now + LONGEST_WAIT), None);
-        queue.set(pod("a", 0, &[]), now);
-        assert_eq!(pop(&mut queue, now).as_deref(), Some("a"));
-    }
-
-    #[test]
-    fn changes_and_deletions_reach_pods_in_every_part() {
-        let (mut queue, now) = queue();
-        queue.set(pod("a", 0, &[]), now);
-        let popped = queue.pop(now).unwrap();
-        queue.set(pod("a", 7, &[]), now);
-        queue.give_back(popped, vec!["X"], now);
-        assert_eq!(queue.lengths(), (0, 1, 0), "it changed while in flight");
-        queue.remove(&ObjectKey::new("ns", "a"));
-        assert_eq!(queue.lengths(), (0, 0, 0));
-
-        queue.set(pod("b", 0, &[]), now);
-        let popped = queue.pop(now).unwrap();
-        queue.remove(&popped.pod.key.clone());
-        queue.give_back(popped, vec!["X"], now);
-        assert_eq!(queue.lengths(), (0, 0, 0), "deleted while in flight");
-    }
-}
+mod tests;

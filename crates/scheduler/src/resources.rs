@@ -5,10 +5,17 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, PodSpec, PodStatus};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-/// CPU assumed for a pod without a CPU request when nodes are scored.
-const DEFAULT_MILLI_CPU: i64 = 100;
-/// Memory assumed for a pod without a memory request when nodes are scored.
-const DEFAULT_MEMORY: i64 = 200 * 1024 * 1024;
+/// Amounts that count for a container without a request when nodes are scored, so that such pods still spread. A request
+/// for nothing is a request.
+#[derive(Debug, Clone, Copy, Default)]
+struct Assumed {
+    milli_cpu: i64,
+    memory: i64,
+}
+
+impl Assumed {
+    const DEFAULT: Self = Self { milli_cpu: 100, memory: 200 * 1024 * 1024 };
+}
 
 /// Amounts of the resources the scheduler counts; CPU in thousandths, the rest in whole units.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -81,14 +88,6 @@ impl Resources {
             || self.ephemeral_storage < other.ephemeral_storage
             || other.scalar.iter().any(|(name, amount)| scalar(name) < *amount)
     }
-
-    /// The same with a modest amount in place of an absent CPU or memory request, so that pods without requests
-    /// still spread.
-    pub fn non_zero(&self) -> (i64, i64) {
-        let cpu = if self.milli_cpu == 0 { DEFAULT_MILLI_CPU } else { self.milli_cpu };
-        let memory = if self.memory == 0 { DEFAULT_MEMORY } else { self.memory };
-        (cpu, memory)
-    }
 }
 
 /// Nothing for text that is no quantity: the API refuses such.
@@ -128,13 +127,29 @@ fn held(status: &ContainerStatus) -> Option<Resources> {
     Some(held)
 }
 
+/// The status of the container in that of its pod.
+fn status_of<'a>(container: &Container, status: Option<&'a PodStatus>) -> Option<&'a ContainerStatus> {
+    let status = status?;
+    let mut all = status.container_statuses.iter().chain(&status.init_container_statuses).flatten();
+    all.find(|status| status.name == container.name)
+}
+
+/// True if the container asks for the resource, or holds some of it.
+fn names(container: &Container, status: Option<&PodStatus>, resource: &str) -> bool {
+    let has = |list: Option<&List>| list.is_some_and(|list| list.contains_key(resource));
+    has(container.resources.as_ref().and_then(|r| r.requests.as_ref()))
+        || status_of(container, status).is_some_and(|status| {
+            has(status.resources.as_ref().and_then(|resources| resources.requests.as_ref()))
+                || has(status.allocated_resources.as_ref())
+        })
+}
+
 /// A container's requests. While a resize is in progress the larger of the requested and the present amount
 /// counts; one that will never happen does not count.
 fn container_requests(container: &Container, status: Option<&PodStatus>) -> Resources {
     let asked = Resources::from_list(container.resources.as_ref().and_then(|r| r.requests.as_ref()));
     let Some(status) = status else { return asked };
-    let statuses = status.container_statuses.iter().chain(&status.init_container_statuses).flatten();
-    let held = statuses.filter(|status| status.name == container.name).find_map(held);
+    let held = status_of(container, Some(status)).and_then(held);
     match held {
         None => asked,
         Some(held) if is_resize_infeasible(status) => held,
@@ -173,10 +188,51 @@ fn pod_level_requests(
 /// beside the sidecars started before them; then the containers run beside all sidecars. Overhead comes on
 /// top, and a request for the pod as a whole replaces the sum.
 pub fn pod_requests(spec: &PodSpec, status: Option<&PodStatus>) -> Resources {
+    sum(spec, status, Assumed::default())
+}
+
+/// CPU (thousandths) and memory as [`pod_requests`], with a modest amount for each container without a request.
+pub fn non_zero_requests(spec: &PodSpec, status: Option<&PodStatus>, requests: &Resources) -> (i64, i64) {
+    let whole = spec.resources.as_ref().and_then(|resources| resources.requests.as_ref());
+    let containers = || spec.containers.iter().chain(spec.init_containers.iter().flatten());
+    let has_whole = whole.is_some_and(|whole| whole.keys().any(|name| is_pod_level(name)));
+    let assumed = |resource: &str, amount: i64| {
+        let has = |list: Option<&List>| list.is_some_and(|list| list.contains_key(resource));
+        let names = |container: &Container| names(container, status, resource);
+        // As upstream: with requests for the pod as a whole, only a resource that nobody asks for is assumed.
+        let is_asked_for = has_whole
+            && (has(whole) || has(spec.overhead.as_ref()) || containers().any(|container| names(container)));
+        if is_asked_for || containers().all(names) { 0 } else { amount }
+    };
+    let assumed = Assumed {
+        milli_cpu: assumed("cpu", Assumed::DEFAULT.milli_cpu),
+        memory: assumed("memory", Assumed::DEFAULT.memory),
+    };
+    if assumed.milli_cpu == 0 && assumed.memory == 0 {
+        return (requests.milli_cpu, requests.memory);
+    }
+    let requests = sum(spec, status, assumed);
+    (requests.milli_cpu, requests.memory)
+}
+
+/// True if a pod can ask for the resource as a whole.
+fn is_pod_level(name: &str) -> bool {
+    matches!(name, "cpu" | "memory") || name.starts_with("hugepages-")
+}
+
+fn sum(spec: &PodSpec, status: Option<&PodStatus>, assumed: Assumed) -> Resources {
     let requests = |container: &Container| {
         // As upstream: a container that only initializes is not resized.
         let is_initial = spec.init_containers.iter().flatten().any(|other| std::ptr::eq(other, container));
-        container_requests(container, status.filter(|_| !is_initial || is_sidecar(container)))
+        let status = status.filter(|_| !is_initial || is_sidecar(container));
+        let mut requests = container_requests(container, status);
+        if assumed.milli_cpu > 0 && !names(container, status, "cpu") {
+            requests.milli_cpu = requests.milli_cpu.saturating_add(assumed.milli_cpu);
+        }
+        if assumed.memory > 0 && !names(container, status, "memory") {
+            requests.memory = requests.memory.saturating_add(assumed.memory);
+        }
+        requests
     };
     let mut total = Resources::default();
     spec.containers.iter().for_each(|container| total.add(&requests(container)));
@@ -251,6 +307,53 @@ mod tests {
         ] {
             let spec: PodSpec = ferrite_json::from_value(spec).unwrap();
             assert_eq!(pod_requests(&spec, None).milli_cpu, milli_cpu, "{what}");
+        }
+    }
+
+    #[test]
+    fn scores_assume_a_modest_amount_for_each_container_without_a_request() {
+        const MI: i64 = 1 << 20;
+        let asks = |requests: ferrite_json::Value| json!({"name": "c", "resources": {"requests": requests}});
+        let bare = || json!({"name": "c"});
+        for (what, spec, expected) in [
+            ("one container", json!({"containers": [bare()]}), (100, 200 * MI)),
+            ("two containers", json!({"containers": [bare(), bare()]}), (200, 400 * MI)),
+            (
+                "one of two asks",
+                json!({"containers": [bare(), asks(json!({"cpu": "1", "memory": "1Mi"}))]}),
+                (1100, 201 * MI),
+            ),
+            (
+                "a request for nothing is a request",
+                json!({"containers": [asks(json!({"cpu": "0", "memory": "0"}))]}),
+                (0, 0),
+            ),
+            (
+                "a sidecar counts, and an init container if it is larger",
+                json!({"containers": [bare()], "initContainers": [
+                    {"name": "s", "restartPolicy": "Always"}, asks(json!({"cpu": "50m"}))]}),
+                (200, 400 * MI),
+            ),
+            (
+                "the pod as a whole asks for one resource",
+                json!({"containers": [bare()], "resources": {"requests": {"cpu": "2"}}}),
+                (2000, 200 * MI),
+            ),
+            (
+                "with requests of the pod as a whole, a resource that some container asks for is not assumed",
+                json!({"containers": [bare(), asks(json!({"memory": "1Mi"}))],
+                    "resources": {"requests": {"cpu": "2"}}}),
+                (2000, MI),
+            ),
+            (
+                "overhead comes on top",
+                json!({"containers": [bare()], "overhead": {"cpu": "50m"}}),
+                (150, 200 * MI),
+            ),
+        ] {
+            let spec: PodSpec = ferrite_json::from_value(spec).unwrap();
+            let requests = pod_requests(&spec, None);
+            assert_eq!(non_zero_requests(&spec, None, &requests), expected, "{what}");
         }
     }
 

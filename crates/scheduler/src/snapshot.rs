@@ -28,7 +28,7 @@ pub struct NodeInfo {
     pub pods: Vec<Arc<PodInfo>>,
     pub allocatable: Resources,
     pub requested: Resources,
-    /// CPU (thousandths) and memory with defaults for pods that ask for none.
+    /// CPU (thousandths) and memory, with a modest amount for each container that asks for none.
     pub non_zero_requested: (i64, i64),
     /// Pods that are to run here as soon as there is room: other pods are being deleted for them.
     nominated: Vec<Arc<PodInfo>>,
@@ -103,7 +103,7 @@ impl NodeInfo {
 
     pub fn add_pod(&mut self, pod: Arc<PodInfo>) {
         self.requested.add(&pod.requests);
-        let (cpu, memory) = pod.requests.non_zero();
+        let (cpu, memory) = pod.non_zero_requests;
         self.non_zero_requested.0 = self.non_zero_requested.0.saturating_add(cpu);
         self.non_zero_requested.1 = self.non_zero_requested.1.saturating_add(memory);
         self.pods.push(pod);
@@ -114,9 +114,9 @@ impl NodeInfo {
         let index = self.pods.iter().position(|pod| pod.key == *key)?;
         let pod = self.pods.swap_remove(index);
         self.requested.subtract(&pod.requests);
-        let (cpu, memory) = pod.requests.non_zero();
-        self.non_zero_requested.0 -= cpu;
-        self.non_zero_requested.1 -= memory;
+        let (cpu, memory) = pod.non_zero_requests;
+        self.non_zero_requested.0 = self.non_zero_requested.0.saturating_sub(cpu);
+        self.non_zero_requested.1 = self.non_zero_requested.1.saturating_sub(memory);
         self.generation = next_generation();
         Some(pod)
     }

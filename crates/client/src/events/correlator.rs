@@ -13,7 +13,7 @@ use jiff::Timestamp;
 use super::Occurrence;
 
 /// Keys remembered per table; the ones unused for longest go first.
-const REMEMBERED: usize = 4096;
+pub(super) const REMEMBERED: usize = 4096;
 /// Distinct messages of one reason about one object before they are combined.
 const SIMILAR: usize = 10;
 /// Similar messages further apart than this are not combined.
@@ -23,7 +23,7 @@ const SPAM: Rate = Rate { per_second: 1.0 / 300.0, burst: 25.0 };
 
 /// A hash with secret keys that stands for the value: no two values of a process have the same one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Digest(u64, u64);
+pub(super) struct Digest(pub(super) u64, pub(super) u64);
 
 /// The hash of a group and a message. Same group and same message: the same event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -141,7 +141,7 @@ impl Correlator {
 
 /// A table that holds at most [`REMEMBERED`] entries. When it is full the older half goes at once, which costs
 /// less than keeping an order on every use.
-struct Remembered<Q, V> {
+pub(super) struct Remembered<Q, V> {
     entries: HashMap<Q, (u64, V)>,
     clock: u64,
 }
@@ -153,14 +153,23 @@ impl<Q, V> Default for Remembered<Q, V> {
 }
 
 impl<Q: Clone + Eq + Hash, V> Remembered<Q, V> {
-    fn get_mut(&mut self, key: &Q) -> Option<&mut V> {
+    pub(super) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Forgets the values for which `keep` returns false.
+    pub(super) fn retain(&mut self, mut keep: impl FnMut(&V) -> bool) {
+        self.entries.retain(|_, (_, value)| keep(value));
+    }
+
+    pub(super) fn get_mut(&mut self, key: &Q) -> Option<&mut V> {
         self.clock += 1;
         let (used, value) = self.entries.get_mut(key)?;
         *used = self.clock;
         Some(value)
     }
 
-    fn entry(&mut self, key: &Q, make: impl FnOnce() -> V) -> &mut V {
+    pub(super) fn entry(&mut self, key: &Q, make: impl FnOnce() -> V) -> &mut V {
         self.clock += 1;
         if self.entries.len() >= REMEMBERED && !self.entries.contains_key(key) {
             let mut used: Vec<u64> = self.entries.values().map(|(used, _)| *used).collect();

@@ -1,6 +1,7 @@
 //! Events: a component's messages to people about an object.
 
 mod correlator;
+mod series;
 
 use ferrite_json::json;
 use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
@@ -8,9 +9,12 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Client, Resource};
 use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep_until};
 use tracing::{debug, warn};
 
 use self::correlator::{Correlator, Verdict};
+pub use self::series::SeriesRecorder;
+use self::series::{Happening, SeriesMemory};
 use crate::rate_limit::{RateLimit, RateLimiter};
 use crate::{Api, Scope, is_already_exists, is_namespace_terminating, is_not_found};
 
@@ -44,10 +48,19 @@ struct Occurrence {
     at: jiff::Timestamp,
 }
 
+/// An event on its way to the writer.
+#[derive(Debug)]
+enum Entry {
+    /// For an event of the core group, which counts its repetitions.
+    Counted(Occurrence),
+    /// For an event of `events.k8s.io`.
+    Series(Happening),
+}
+
 /// Writes the events of a process: one queue and one memory of recent events, however many recorders.
 #[derive(Debug, Clone)]
 pub struct Events {
-    sender: mpsc::Sender<Occurrence>,
+    sender: mpsc::Sender<Entry>,
 }
 
 impl Events {
@@ -71,12 +84,17 @@ impl Events {
             host: host.unwrap_or_default().to_owned(),
         }
     }
+
+    /// A recorder of events of `events.k8s.io` that signs as `controller`.
+    pub fn series_recorder(&self, controller: &str) -> SeriesRecorder {
+        SeriesRecorder::new(self.sender.clone(), controller)
+    }
 }
 
 /// Records events as one component. Never waits and never fails: an event that cannot be kept is dropped.
 #[derive(Debug, Clone)]
 pub struct EventRecorder {
-    sender: mpsc::Sender<Occurrence>,
+    sender: mpsc::Sender<Entry>,
     component: String,
     host: String,
 }
@@ -99,7 +117,7 @@ impl EventRecorder {
             message: message.into(),
             at: jiff::Timestamp::now(),
         };
-        if let Err(error) = self.sender.try_send(occurrence) {
+        if let Err(error) = self.sender.try_send(Entry::Counted(occurrence)) {
             debug!(%error, "event dropped");
         }
     }
@@ -118,23 +136,56 @@ impl EventRecorder {
     }
 }
 
-async fn write_all(
-    client: Client,
-    limiter: Option<RateLimiter>,
-    mut occurrences: mpsc::Receiver<Occurrence>,
-) {
+async fn write_all(client: Client, limiter: Option<RateLimiter>, mut entries: mpsc::Receiver<Entry>) {
     let mut correlator = Correlator::default();
-    while let Some(occurrence) = occurrences.recv().await {
-        let verdict = correlator.correlate(&occurrence);
-        if let (Some(limiter), false) = (&limiter, matches!(verdict, Verdict::Drop)) {
+    let mut series = SeriesMemory::default();
+    let mut next_sweep = Instant::now() + SeriesMemory::INTERVAL;
+    let turn = async || {
+        if let Some(limiter) = &limiter {
             limiter.turn().await;
         }
-        if let Err(error) = write(&client, &mut correlator, &occurrence, verdict).await {
-            match is_expected(&error) {
-                true => debug!(%error, reason = occurrence.reason, "event not kept"),
-                false => warn!(%error, reason = occurrence.reason, "cannot write event"),
+    };
+    loop {
+        let entry = tokio::select! {
+            entry = entries.recv() => entry,
+            () = sleep_until(next_sweep), if !series.is_empty() => {
+                next_sweep = Instant::now() + SeriesMemory::INTERVAL;
+                for count in series.sweep(jiff::Timestamp::now()) {
+                    turn().await;
+                    report(series::write_count(&client, &count).await, &count.happening.reason);
+                }
+                continue;
+            }
+        };
+        match entry {
+            None => return,
+            Some(Entry::Counted(occurrence)) => {
+                let verdict = correlator.correlate(&occurrence);
+                if verdict == Verdict::Drop {
+                    continue;
+                }
+                turn().await;
+                let written = write(&client, &mut correlator, &occurrence, verdict).await;
+                report(written, &occurrence.reason);
+            }
+            Some(Entry::Series(happening)) => {
+                let verdict = series.observe(&happening);
+                if verdict == series::Verdict::Counted {
+                    continue;
+                }
+                turn().await;
+                let reason = happening.reason.clone();
+                report(series::write(&client, happening, verdict).await, &reason);
             }
         }
+    }
+}
+
+fn report(written: Result<(), kube::Error>, reason: &str) {
+    match written {
+        Ok(()) => {}
+        Err(error) if is_expected(&error) => debug!(%error, reason, "event not kept"),
+        Err(error) => warn!(%error, reason, "cannot write event"),
     }
 }
 
@@ -161,7 +212,7 @@ async fn write(
             Ok(())
         }
         Verdict::Repeat { key, first, count, message } => {
-            let name = event_name(occurrence, first);
+            let name = event_name(&occurrence.regarding, first);
             let patch = json!({
                 "count": count,
                 "lastTimestamp": Time(occurrence.at),
@@ -182,9 +233,9 @@ async fn write(
     }
 }
 
-/// The name of an event about the object of `occurrence` that was first seen at a time.
-fn event_name(occurrence: &Occurrence, first: jiff::Timestamp) -> String {
-    let object = occurrence.regarding.name.as_deref().unwrap_or_default();
+/// The name of an event about an object that was first seen at a time.
+fn event_name(regarding: &ObjectReference, first: jiff::Timestamp) -> String {
+    let object = regarding.name.as_deref().unwrap_or_default();
     format!("{object}.{:x}", first.as_nanosecond())
 }
 
@@ -192,7 +243,7 @@ fn new_event(namespace: &str, occurrence: &Occurrence, message: String) -> Event
     let host = Some(occurrence.host.clone()).filter(|host| !host.is_empty());
     Event {
         metadata: ObjectMeta {
-            name: Some(event_name(occurrence, occurrence.at)),
+            name: Some(event_name(&occurrence.regarding, occurrence.at)),
             namespace: Some(namespace.to_owned()),
             ..ObjectMeta::default()
         },

@@ -4,7 +4,8 @@ pub mod v1;
 
 use crate::extender::ExtenderSettings;
 use crate::profile::Profile;
-use crate::queue::BackoffLimits;
+use crate::queue::{BackoffLimits, LONGEST_WAIT};
+use std::time::Duration;
 
 /// The settings of a scheduler, with the defaults in.
 #[derive(Debug, Clone)]
@@ -14,6 +15,8 @@ pub struct Configuration {
     pub percentage_of_nodes_to_score: Option<usize>,
     pub backoff: BackoffLimits,
     pub extenders: Vec<ExtenderSettings>,
+    /// A pod that no change helped is tried again after so long.
+    pub longest_wait: Duration,
 }
 
 impl Default for Configuration {
@@ -23,6 +26,7 @@ impl Default for Configuration {
             percentage_of_nodes_to_score: None,
             backoff: BackoffLimits::default(),
             extenders: Vec::new(),
+            longest_wait: LONGEST_WAIT,
         }
     }
 }

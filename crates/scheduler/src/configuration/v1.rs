@@ -12,7 +12,7 @@ use super::Configuration;
 use crate::extender::ExtenderSettings;
 use crate::framework::PluginArgs;
 use crate::profile::{ExtensionPoint, PluginSet, PluginSets, Profile};
-use crate::queue::BackoffLimits;
+use crate::queue::{BackoffLimits, LONGEST_WAIT};
 use crate::snapshot::DEFAULT_SCHEDULER;
 
 const VERSION: &str = "kubescheduler.config.k8s.io/v1";
@@ -196,6 +196,7 @@ impl KubeSchedulerConfiguration {
             percentage_of_nodes_to_score,
             backoff,
             extenders: self.extenders.clone(),
+            longest_wait: LONGEST_WAIT,
         })
     }
 

@@ -177,10 +177,9 @@ fn reasons_are_counted_and_sorted() {
          no new claims to deallocate, preemption: not eligible due to preemptionPolicy=Never."
     );
     assert_eq!(error.rejected_by, ["NodeResourcesFit", "NodeUnschedulable"]);
-    assert_eq!(
-        run(vec![], &pod("p", "1", json!({}))).unwrap_err().to_string(),
-        "no nodes available to schedule pods"
-    );
+    let error = run(vec![], &pod("p", "1", json!({}))).unwrap_err();
+    assert_eq!(error.to_string(), "no nodes available to schedule pods");
+    assert_eq!(error.nomination, Nomination::Clear, "there is no node to be nominated to");
 }
 
 #[test]

@@ -27,7 +27,7 @@ fn pod(name: &str, cpu: i64, spec: Value) -> Arc<PodInfo> {
 fn explained(nodes: Vec<Arc<NodeInfo>>, pod: &PodInfo) -> String {
     let framework = Framework::new(&Profile::default(), &Registry::default(), &Handle::default()).unwrap();
     let snapshot = Snapshot::new(nodes);
-    explain(&framework, &snapshot, pod).now_or_never().expect("nothing waits").to_string()
+    explain(&framework, &snapshot, &[], pod).now_or_never().expect("nothing waits").to_string()
 }
 
 #[test]

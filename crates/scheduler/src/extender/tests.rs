@@ -143,6 +143,35 @@ async fn whole_nodes_are_sent_to_an_extender_without_a_cache() {
 }
 
 #[tokio::test]
+async fn an_extender_that_drops_nodes_without_a_reason_has_rejected_the_pod() {
+    let service = service(vec![("/prefix/filter", json!({"NodeNames": []}))]).await;
+    let incoming = pod("p", 0, json!({"cpu": "1"}));
+    let settings = json!({"filterVerb": "filter", "nodeCacheCapable": true});
+    let extenders = [extender(&service.url, settings, &[&incoming]).await];
+    let snapshot = Snapshot::new([node("a", 4, &[])]);
+    let info = PodInfo::new(&incoming);
+    let result = schedule(&framework(), &snapshot, &extenders, &info, &mut Search::default(), |_| 0).await;
+    let Err(ScheduleError::Unschedulable(error)) = result else { panic!("{result:?}") };
+    assert_eq!(error.rejected_by, ["Extender"]);
+}
+
+#[tokio::test]
+async fn an_extender_that_fails_to_choose_victims_leaves_the_pod_unschedulable() {
+    let service =
+        service(vec![("/prefix/preempt", json!({"NodeNameToMetaVictims": {"x": {"Pods": []}}}))]).await;
+    let (low, incoming) = (pod("low", 0, json!({"cpu": "4"})), pod("p", 9, json!({"cpu": "4"})));
+    let settings = json!({"preemptVerb": "preempt", "nodeCacheCapable": true});
+    let extenders = [extender(&service.url, settings, &[&incoming, &low]).await];
+    let snapshot = Snapshot::new([node("a", 4, &[Arc::new(PodInfo::new(&low))])]);
+    let info = PodInfo::new(&incoming);
+    let result = schedule(&framework(), &snapshot, &extenders, &info, &mut Search::default(), |_| 0).await;
+    let Err(ScheduleError::Unschedulable(error)) = result else { panic!("{result:?}") };
+    let text = error.to_string();
+    assert!(text.starts_with("0/1 nodes are available: 1 Insufficient cpu. preemption: extender "), "{text}");
+    assert_eq!((error.rejected_by, error.nomination), (vec!["NodeResourcesFit"], Nomination::Keep));
+}
+
+#[tokio::test]
 async fn failures_count_unless_they_may_be_ignored() {
     let service = service(vec![]).await;
     let incoming = pod("p", 0, json!({"cpu": "1"}));

@@ -15,8 +15,14 @@ pub enum ClusterEvent {
         old: Arc<Node>,
         new: Arc<Node>,
     },
-    /// A pod took its place on a node, or changed its labels there.
+    NodeDeleted(Arc<Node>),
+    /// A pod took its place on a node.
     AssignedPodAdded(Arc<PodInfo>),
+    /// A pod that has its place changed its labels.
+    AssignedPodRelabelled {
+        old: Arc<PodInfo>,
+        new: Arc<PodInfo>,
+    },
     AssignedPodDeleted(Arc<PodInfo>),
     /// The waiting pod itself was changed.
     PodUpdated,
@@ -32,7 +38,9 @@ impl ClusterEvent {
         match self {
             Self::NodeAdded(_) => "NodeAdd",
             Self::NodeUpdated { .. } => "NodeUpdate",
+            Self::NodeDeleted(_) => "NodeDelete",
             Self::AssignedPodAdded(_) => "AssignedPodAdd",
+            Self::AssignedPodRelabelled { .. } => "AssignedPodUpdate",
             Self::AssignedPodDeleted(_) => "AssignedPodDelete",
             Self::PodUpdated => "PodUpdate",
             Self::Object(event) => match event.action {

@@ -22,6 +22,7 @@ pub use registry::{
 };
 pub use runtime::{Framework, FrameworkError, PodFilters, PreFilterFailure};
 pub use state::CycleState;
+pub(crate) use status::EXTENDER;
 pub use status::{PluginError, Reason, RejectedBy, Rejection};
 pub use waiting::{PermitOutcome, WaitingPod, WaitingPods};
 

@@ -45,7 +45,7 @@ pub struct SortKey {
 
 /// Orders the active queue. All profiles share one such plugin.
 pub trait QueueSort: Send + Sync {
-    /// `queued` is the time at which the pod first entered the queue.
+    /// `queued` is the time at which the pod entered the queue, or came back from its last attempt.
     fn sort_key(&self, pod: &PodInfo, queued: Instant) -> SortKey;
 }
 

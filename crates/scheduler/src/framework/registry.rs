@@ -200,8 +200,8 @@ impl Handle {
     /// Records an event about a pod, as its profile; a dry run records none.
     pub(crate) fn record(&self, pod: &PodInfo, reason: &str, message: String) {
         if let Some(events) = &self.events {
-            let recorder = events.recorder(pod.scheduler_name().to_owned(), None);
-            recorder.event(&pod.reference(), EventType::Normal, reason, message);
+            let recorder = events.series_recorder(pod.scheduler_name());
+            recorder.event(&pod.reference(), None, EventType::Normal, reason, "Scheduling", message);
         }
     }
 

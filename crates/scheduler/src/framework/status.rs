@@ -7,15 +7,27 @@ use std::sync::Arc;
 /// The reason for a rejection, as people read it.
 pub type Reason = Cow<'static, str>;
 
+/// The name under which extenders reject nodes.
+pub(crate) const EXTENDER: &str = "Extender";
+
 /// A plugin could not do its work. The pod is tried again after its back-off.
 #[derive(Debug, Clone, thiserror::Error)]
-#[error("running {point} plugin {plugin:?}: {source}")]
+#[error("{}{source}", prefix(point, plugin))]
 pub struct PluginError {
     /// The extension point, as upstream names it: `Filter`, `PreBind`, …
     pub point: &'static str,
     pub plugin: &'static str,
     #[source]
     pub source: Arc<dyn Error + Send + Sync>,
+}
+
+/// The beginning of the message, worded as upstream's.
+fn prefix(point: &str, plugin: &str) -> String {
+    match (point, plugin) {
+        (_, EXTENDER) => String::new(),
+        ("Filter", plugin) => format!("running {plugin:?} filter plugin: "),
+        (point, plugin) => format!("running {point} plugin {plugin:?}: "),
+    }
 }
 
 /// Equal only to itself: the sources of two errors cannot be compared.
@@ -98,4 +110,21 @@ impl From<PluginError> for Rejection {
 pub struct RejectedBy {
     pub plugin: &'static str,
     pub rejection: Rejection,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_are_worded_as_upstream_words_them() {
+        for (point, plugin, expected) in [
+            ("PreFilter", "X", "running PreFilter plugin \"X\": no luck"),
+            ("Filter", "X", "running \"X\" filter plugin: no luck"),
+            ("Filter", EXTENDER, "no luck"),
+            ("Bind", "X", "running Bind plugin \"X\": no luck"),
+        ] {
+            assert_eq!(PluginError::new(point, plugin, "no luck").to_string(), expected);
+        }
+    }
 }

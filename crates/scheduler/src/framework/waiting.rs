@@ -20,6 +20,8 @@ pub enum PermitOutcome {
         plugin: &'static str,
         rejection: Rejection,
     },
+    /// A pod of higher priority needs the room. This says nothing about the pod: it is tried again after its back-off.
+    Preempted(&'static str),
 }
 
 /// A pod between Permit and binding. Plugins find it through [`WaitingPods`].
@@ -64,6 +66,11 @@ impl WaitingPod {
     /// The pod is not bound and goes back to the queue. False if its wait was over already.
     pub fn reject(&self, plugin: &'static str, reason: impl Into<super::Reason>) -> bool {
         self.decide(PermitOutcome::Rejected { plugin, rejection: Rejection::unschedulable(reason) })
+    }
+
+    /// As [`reject`](Self::reject), for a pod of higher priority.
+    pub(crate) fn preempt(&self, reason: &'static str) -> bool {
+        self.decide(PermitOutcome::Preempted(reason))
     }
 
     async fn wait(&self) -> PermitOutcome {

@@ -25,9 +25,9 @@ pub(super) struct DefaultBinder {
 enum BindError {
     #[error("there is no client")]
     NoClient,
-    #[error("binding rejected: {0}")]
+    #[error("{0}")]
     Rejected(String),
-    #[error("binding rejected: the API server did not answer in time")]
+    #[error("the API server did not answer in time")]
     TimedOut,
 }
 

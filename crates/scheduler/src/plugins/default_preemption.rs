@@ -147,7 +147,7 @@ impl DefaultPreemption {
         }
         let candidates = preempt_all(search.extenders, search.pod, candidates, search.snapshot)
             .await
-            .map_err(|error| PluginError::new("PostFilter", NAME, error))?;
+            .map_err(|error| PluginError::new("PostFilter", NAME, message(&error.to_string())))?;
         match select_candidate(candidates) {
             Some(best) => Ok(PostFiltered {
                 nomination: Nomination::Node(best.node.clone()),

@@ -1,5 +1,9 @@
 //! `nodeSelector` and node affinity.
 
+mod added;
+#[cfg(test)]
+mod tests;
+
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -26,7 +30,10 @@ struct NodeAffinity {
 }
 
 pub(super) fn new(args: &PluginArgs, _: &Handle) -> Made {
-    let args: Args = args.decode()?;
+    let args = args.decode_valid(|args: &Args, path| {
+        let added = args.added_affinity.as_ref();
+        added.map(|added| added::validate(added, &path.child("addedAffinity"))).unwrap_or_default()
+    })?;
     Ok(Arc::new(NodeAffinity { added: args.added_affinity.unwrap_or_default() }))
 }
 

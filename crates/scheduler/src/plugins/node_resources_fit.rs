@@ -18,7 +18,7 @@ use crate::framework::{
 use crate::resources::Resources;
 use crate::snapshot::{NodeInfo, PodInfo};
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 struct Args {
     ignored_resources: Vec<String>,
@@ -26,19 +26,24 @@ struct Args {
     scoring_strategy: StrategyArgs,
 }
 
-#[derive(Debug, Deserialize)]
+impl Default for Args {
+    fn default() -> Self {
+        Self {
+            ignored_resources: Vec::new(),
+            ignored_resource_groups: Vec::new(),
+            scoring_strategy: StrategyArgs { kind: LEAST.to_owned(), ..StrategyArgs::default() },
+        }
+    }
+}
+
+/// As upstream: a strategy that is given must name its type.
+#[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 struct StrategyArgs {
     #[serde(rename = "type")]
     kind: String,
     resources: Vec<ResourceSpec>,
     requested_to_capacity_ratio: Option<Ratio>,
-}
-
-impl Default for StrategyArgs {
-    fn default() -> Self {
-        Self { kind: LEAST.to_owned(), resources: Vec::new(), requested_to_capacity_ratio: None }
-    }
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -406,6 +411,20 @@ mod tests {
             let score = plugin.score().unwrap();
             let incoming = pod(json!({"cpu": "1"}));
             assert_eq!(score.score(&CycleState::default(), &incoming, &node(used)), expected, "{what}");
+        }
+    }
+
+    #[test]
+    fn a_strategy_names_its_type() {
+        for (args, is_accepted) in [
+            (json!({}), true),
+            (json!({"ignoredResources": ["example.com/a"]}), true),
+            (json!({"scoringStrategy": {"type": LEAST}}), true),
+            (json!({"scoringStrategy": {}}), false),
+            (json!({"scoringStrategy": {"resources": [{"name": "cpu", "weight": 1}]}}), false),
+        ] {
+            let made = new(&PluginArgs::new(args.clone(), Path::new("args")), &Handle::default());
+            assert_eq!(made.is_ok(), is_accepted, "{args}");
         }
     }
 

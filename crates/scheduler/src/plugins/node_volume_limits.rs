@@ -7,7 +7,7 @@ use ferrite_client::ObjectKey;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::{CSINode, StorageClass, VolumeAttachment};
 
-use super::volumes::{check_owner, claim_class, claim_key, concerns_claim_of, not_found, volume_name};
+use super::volumes::{check_owner, claim_class, claim_key, concerns_claim_of, volume_name};
 use crate::framework::{
     Action, ClusterEvent, CycleState, Filter, Handle, Made, Plugin, PluginArgs, PluginError, PreFilter,
     PreFiltered, Rejection, Store,
@@ -67,22 +67,34 @@ impl NodeVolumeLimits {
         Some((format!("{}/claim {key}", class.provisioner), class.provisioner.clone()))
     }
 
-    /// Adds the pod's volumes. Claims of a new pod must exist; those of a present pod may be gone.
-    fn add(&self, pod: &PodInfo, is_new: bool, volumes: &mut Volumes) -> Result<(), Rejection> {
+    /// The volumes of a new pod, whose claims must exist and belong to it.
+    fn wanted(&self, pod: &PodInfo) -> Result<Volumes, Rejection> {
+        let mut volumes = Volumes::new();
         for (name, is_own) in pod.claim_names() {
             let key = claim_key(pod, &name);
-            match self.claims.get(&key) {
-                Some(claim) => {
-                    if is_own && let Err(problem) = check_owner(pod, &claim) {
-                        return Err(PluginError::new("Filter", NAME, problem).into());
-                    }
-                    volumes.extend(self.volume_of(&key, &claim));
-                }
-                None if is_new => return Err(not_found("persistentvolumeclaim", &name)),
-                None => {}
+            let Some(claim) = self.claims.get(&key) else {
+                let problem = format!("looking up PVC {key}: persistentvolumeclaim {name:?} not found");
+                return Err(Rejection::unresolvable(problem));
+            };
+            if is_own && let Err(problem) = check_owner(pod, &claim) {
+                return Err(PluginError::new("Filter", NAME, problem).into());
+            }
+            volumes.extend(self.volume_of(&key, &claim));
+        }
+        Ok(volumes)
+    }
+
+    /// Adds the volumes of a pod that is on the node. A claim that is gone does not count, nor does one that is not the
+    /// pod's own: whoever may create pods could otherwise keep all others off the node.
+    fn add_present(&self, pod: &PodInfo, volumes: &mut Volumes) {
+        for (name, is_own) in pod.claim_names() {
+            let key = claim_key(pod, &name);
+            if let Some(claim) = self.claims.get(&key)
+                && (!is_own || check_owner(pod, &claim).is_ok())
+            {
+                volumes.extend(self.volume_of(&key, &claim));
             }
         }
-        Ok(())
     }
 }
 
@@ -117,9 +129,9 @@ impl Plugin for NodeVolumeLimits {
     }
 }
 
-/// The volumes of the new pod.
+/// The volumes of the new pod, or the filter's verdict on every node.
 #[derive(Clone)]
-struct Wanted(Arc<Volumes>);
+struct Wanted(Arc<Result<Volumes, Rejection>>);
 
 impl PreFilter for NodeVolumeLimits {
     fn pre_filter(
@@ -128,9 +140,9 @@ impl PreFilter for NodeVolumeLimits {
         pod: &PodInfo,
         _snapshot: &Snapshot,
     ) -> Result<PreFiltered, Rejection> {
-        let mut wanted = Volumes::new();
-        self.add(pod, true, &mut wanted)?;
-        if wanted.is_empty() {
+        // As upstream: a claim that is missing is VolumeBinding's to report, and only then the filter's.
+        let wanted = self.wanted(pod);
+        if wanted.as_ref().is_ok_and(Volumes::is_empty) {
             return Ok(PreFiltered::Skip);
         }
         state.put(Wanted(Arc::new(wanted)));
@@ -141,6 +153,7 @@ impl PreFilter for NodeVolumeLimits {
 impl Filter for NodeVolumeLimits {
     fn filter(&self, state: &CycleState, _pod: &PodInfo, node: &NodeInfo) -> Result<(), Rejection> {
         let Some(Wanted(wanted)) = state.get::<Wanted>() else { return Ok(()) };
+        let wanted = (**wanted).as_ref().map_err(Clone::clone)?;
         let Some(csi_node) = self.nodes.get(&ObjectKey::cluster(node.name())) else { return Ok(()) };
         let limits = limits(&csi_node);
         if !wanted.values().any(|driver| limits.contains_key(driver.as_str())) {
@@ -148,7 +161,7 @@ impl Filter for NodeVolumeLimits {
         }
         let mut present = Volumes::new();
         for pod in &node.pods {
-            self.add(pod, false, &mut present)?;
+            self.add_present(pod, &mut present);
         }
         // A volume can still be attached although its pod is gone.
         for attachment in self.attachments.list() {
@@ -170,3 +183,6 @@ impl Filter for NodeVolumeLimits {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -62,16 +62,16 @@ pub(super) struct Amounts {
 }
 
 /// The amounts of a resource on a node; none if the node has nothing of it, or if the pod does not ask for a resource
-/// other than CPU, memory and ephemeral storage. Unless `exact`, pods without a CPU or memory request count as asking for a
-/// modest amount.
+/// other than CPU, memory and ephemeral storage. Unless `exact`, each container without a CPU or memory request counts as
+/// asking for a modest amount.
 pub(super) fn amounts(resource: &Resource, pod: &PodInfo, node: &NodeInfo, exact: bool) -> Option<Amounts> {
     let (allocatable, used, wanted) = match resource {
         Resource::Cpu if exact => {
             (node.allocatable.milli_cpu, node.requested.milli_cpu, pod.requests.milli_cpu)
         }
         Resource::Memory if exact => (node.allocatable.memory, node.requested.memory, pod.requests.memory),
-        Resource::Cpu => (node.allocatable.milli_cpu, node.non_zero_requested.0, pod.requests.non_zero().0),
-        Resource::Memory => (node.allocatable.memory, node.non_zero_requested.1, pod.requests.non_zero().1),
+        Resource::Cpu => (node.allocatable.milli_cpu, node.non_zero_requested.0, pod.non_zero_requests.0),
+        Resource::Memory => (node.allocatable.memory, node.non_zero_requested.1, pod.non_zero_requests.1),
         Resource::EphemeralStorage => (
             node.allocatable.ephemeral_storage,
             node.requested.ephemeral_storage,

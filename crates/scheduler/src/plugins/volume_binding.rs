@@ -143,15 +143,18 @@ impl PodClaims {
 enum BindingError {
     #[error("there is no client")]
     NoClient,
-    #[error("cannot update {kind} {name:?}: {problem}")]
-    Write { kind: &'static str, name: String, problem: String },
-    #[error("ClaimRef got reset for pv {0:?}")]
+    /// The API server's answer names the object.
+    #[error("{0}")]
+    Write(String),
+    #[error("binding volumes: ClaimRef got reset for pv {0:?}")]
     ReferenceReset(String),
-    #[error("pv {volume:?} node affinity doesn't match node {node:?}")]
+    #[error("binding volumes: pv {volume:?} node affinity doesn't match node {node:?}")]
     Unreachable { volume: String, node: String },
-    #[error("provisioning failed for PVC {0:?}")]
+    #[error("binding volumes: provisioning failed for PVC {0:?}")]
     ProvisioningFailed(String),
-    #[error("binding volumes: timed out waiting for the condition")]
+    #[error("binding volumes: failed to check binding: PVC {0:?} does not exist any more")]
+    ClaimGone(String),
+    #[error("binding volumes: context deadline exceeded")]
     TimedOut,
 }
 
@@ -367,11 +370,7 @@ impl VolumeBinding {
         let name = name_of(&volume.metadata.name);
         let api: Api<PersistentVolume> = Api::all(client.clone());
         let result = api.patch(&name, &PatchParams::default(), &Patch::Merge(patch)).await;
-        result.map(drop).map_err(|error| BindingError::Write {
-            kind: "PersistentVolume",
-            name,
-            problem: message_of(&error),
-        })
+        result.map(drop).map_err(|error| BindingError::Write(message_of(&error)))
     }
 
     async fn select_node(
@@ -386,11 +385,14 @@ impl VolumeBinding {
         let namespace = claim.metadata.namespace.as_deref().unwrap_or_default();
         let api: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), namespace);
         let result = api.patch(&name, &PatchParams::default(), &Patch::Merge(patch)).await;
-        result.map(drop).map_err(|error| BindingError::Write {
-            kind: "PersistentVolumeClaim",
-            name,
-            problem: message_of(&error),
-        })
+        result.map(drop).map_err(|error| BindingError::Write(message_of(&error)))
+    }
+
+    /// The newest state of a claim that is being bound.
+    fn present(&self, claim: &PersistentVolumeClaim) -> Result<Arc<PersistentVolumeClaim>, BindingError> {
+        let current = self.claims.get(&ObjectKey::of(claim));
+        let current = current.filter(|current| current.metadata.uid == claim.metadata.uid);
+        current.ok_or_else(|| BindingError::ClaimGone(name_of(&claim.metadata.name)))
     }
 
     fn are_bound(&self, choice: &Choice, node: &str) -> Result<bool, BindingError> {
@@ -413,12 +415,13 @@ impl VolumeBinding {
             if !matching::refers_to(&current, claim) {
                 return Err(BindingError::ReferenceReset(name.to_owned()));
             }
-            if !self.claims.get(&ObjectKey::of(&**claim)).is_some_and(|claim| is_bound(&claim)) {
+            let claim = self.present(claim)?;
+            if !is_bound(&claim) {
                 return Ok(false);
             }
         }
         for claim in &choice.provisions {
-            let Some(current) = self.claims.get(&ObjectKey::of(&**claim)) else { return Ok(false) };
+            let current = self.present(claim)?;
             if current.metadata.resource_version == claim.metadata.resource_version {
                 return Ok(false);
             }

@@ -129,3 +129,6 @@ impl Filter for VolumeRestrictions {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

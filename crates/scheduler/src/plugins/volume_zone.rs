@@ -134,3 +134,6 @@ impl Filter for VolumeZone {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

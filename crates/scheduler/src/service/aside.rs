@@ -130,8 +130,8 @@ impl Scheduler {
 
     async fn try_aside(self: &Arc<Self>, popped: Popped, is_last: bool) -> Outcome {
         let key = popped.pod.key.clone();
-        if self.queue().is_gone(&key) || self.cache().is_placed(&key) {
-            self.queue().done(&key);
+        if self.is_gone(&key) || self.cache().is_placed(&key) {
+            self.done(&key);
             return Outcome::Done;
         }
         let snapshot = {
@@ -159,16 +159,13 @@ impl Scheduler {
         };
         // Other cycles went on meanwhile. From here on none does until the pod counts on its node.
         let mut order = self.order.lock().await;
-        {
-            let mut cache = self.cache();
-            if cache.is_placed(&key) {
-                self.queue().done(&key);
-                return Outcome::Done;
-            }
-            cache.update(&mut order.snapshot);
+        if self.is_gone(&key) || self.cache().is_placed(&key) {
+            self.done(&key);
+            return Outcome::Done;
         }
+        self.cache().update(&mut order.snapshot);
         let Some((framework, _)) = self.profile_of(&popped.pod) else {
-            self.queue().done(&key);
+            self.done(&key);
             return Outcome::Done;
         };
         match cycle::confirm(framework, &order.snapshot, &popped.pod, &mut placement) {
@@ -212,12 +209,19 @@ mod tests {
     use ferrite_json::json;
 
     use super::*;
+    use crate::queue::Failures;
 
     fn popped(namespace: &str, name: &str, priority: i32) -> Popped {
         let pod = json!({"metadata": {"name": name, "namespace": namespace},
             "spec": {"priority": priority, "containers": [{"name": "c"}]}});
         let pod = Arc::new(PodInfo::new(&ferrite_json::from_value(pod).unwrap()));
-        Popped { pod, attempts: 1, since: Instant::now(), started: Instant::now() }
+        Popped {
+            pod,
+            attempts: 1,
+            failures: Failures::default(),
+            since: Instant::now(),
+            started: Instant::now(),
+        }
     }
 
     fn begin(aside: &mut Aside, now: Instant) -> Option<String> {

@@ -7,7 +7,6 @@ use ferrite_client::EventType;
 use ferrite_component::steps::Timer;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 use tracing::{debug, info};
 
 use super::{Failure, Scheduler};
@@ -41,7 +40,10 @@ impl Scheduler {
             let Some(point) = plugin.permit() else { continue };
             match point.permit(&mut placement.state, pod, &placement.node) {
                 Permission::Approved => {}
-                Permission::Rejected(rejection) => return Err(Failure::rejected(plugin.name(), rejection)),
+                Permission::Rejected(rejection) => {
+                    measures::point("Permit", rejection.status(), profile, started);
+                    return Err(Failure::rejected(plugin.name(), rejection));
+                }
                 Permission::Wait(limit) => delays.push((plugin.name(), limit.min(LONGEST_PERMIT_WAIT))),
             }
         }
@@ -81,12 +83,13 @@ impl Scheduler {
             Ok(()) => {
                 let uid = pod.uid.as_deref().unwrap_or_default();
                 timer.end("scheduler", "bind", uid, format_args!("to {}", placement.node));
-                self.queue().done(&pod.key);
+                self.done(&pod.key);
                 measures::attempt("scheduled", pod.scheduler_name(), popped.started);
                 measures::scheduled(popped.attempts, popped.since);
                 if let Some((framework, recorder)) = self.profile_of(&pod) {
                     let message = format!("Successfully assigned {} to {}", pod.key, placement.node);
-                    recorder.event(&pod.reference(), EventType::Normal, "Scheduled", message);
+                    let (about, kind) = (pod.reference(), EventType::Normal);
+                    recorder.event(&about, None, kind, "Scheduled", "Binding", message);
                     for plugin in framework.at(ExtensionPoint::PostBind) {
                         if let Some(point) = plugin.post_bind() {
                             point.post_bind(&placement.state, &pod, &placement.node);
@@ -135,41 +138,42 @@ impl Scheduler {
         let pre_binds = || framework.at(ExtensionPoint::PreBind).iter();
         let has_work = pre_binds()
             .any(|plugin| plugin.pre_bind().is_some_and(|point| point.is_needed(state, pod, node)));
-        if has_work || self.handle.waiting_pods.get(&pod.key).is_some() {
+        let pre_binding = has_work.then(|| self.pre_binds.begin(pod));
+        let waits = self.handle.waiting_pods.get(&pod.key).is_some();
+        if (has_work || waits) && self.is_gone(&pod.key) {
+            // Its deletion was seen before there was something to stop.
+            self.stop_binding(pod);
+        } else if has_work || waits {
             // Others learn where the pod will be while its binding takes its time.
             self.write_nomination(pod, &Nomination::Node(node.clone())).await;
             *permit = None;
         }
-        let waits = self.handle.waiting_pods.get(&pod.key).is_some();
         let started = Instant::now();
         let outcome = self.handle.waiting_pods.wait(&pod.key).await;
         if waits {
             let result = match &outcome {
                 PermitOutcome::Allowed => "Success",
                 PermitOutcome::Rejected { rejection, .. } => rejection.status(),
+                PermitOutcome::Preempted(_) => "Error",
             };
             measures::permit_wait(result, started);
         }
-        if let PermitOutcome::Rejected { plugin, rejection } = outcome {
-            return Err(Failure::rejected(plugin, rejection));
+        match outcome {
+            PermitOutcome::Allowed => {}
+            PermitOutcome::Rejected { plugin, rejection } => {
+                return Err(Failure::rejected(plugin, rejection));
+            }
+            PermitOutcome::Preempted(reason) => {
+                return Err(Failure::Error(format!("waiting on permit for pod: {reason}")));
+            }
         }
-        if has_work {
-            let token = CancellationToken::new();
-            self.in_pre_bind().insert(pod.key.clone(), token.clone());
+        if let Some(pre_binding) = pre_binding {
             let started = std::time::Instant::now();
-            let done = tokio::select! {
-                biased;
-                () = token.cancelled() => Err(Failure::Error("preempted by DefaultPreemption".to_owned())),
-                done = pre_bind(framework, pod, placement) => done,
-            };
-            self.in_pre_bind().remove(&pod.key);
+            let work = pre_bind(framework, pod, placement);
+            let done = pre_binding.run(work, |cause| Failure::Error(cause.to_owned())).await;
             let status = if done.is_ok() { "Success" } else { "Error" };
             measures::point("PreBind", status, pod.scheduler_name(), started);
             done?;
-            // Cancelled after the last plugin, before the entry was removed.
-            if token.is_cancelled() {
-                return Err(Failure::Error("preempted by DefaultPreemption".to_owned()));
-            }
         }
         *permit = self.permit_again(permit.take()).await;
         for extender in self.extenders.iter().filter(|e| e.is_binder() && e.is_interested(pod)) {

@@ -4,6 +4,7 @@ mod aside;
 mod binding;
 mod departures;
 mod policy;
+mod pre_binds;
 mod preempt;
 mod report;
 mod turns;
@@ -12,7 +13,7 @@ mod watch;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use ferrite_client::{EventRecorder, Events, Informer, Informers, ObjectKey, Scope};
+use ferrite_client::{Events, Informer, Informers, ObjectKey, Scope, SeriesRecorder};
 use ferrite_component::steps::Timer;
 use k8s_openapi::api::apps::v1::{ReplicaSet, StatefulSet};
 use k8s_openapi::api::core::v1::{Node, Pod, ReplicationController, Service};
@@ -20,7 +21,6 @@ use kube::Client;
 use kube::core::Selector;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, sleep_until};
-use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use crate::cache::Cache;
@@ -37,6 +37,7 @@ use crate::snapshot::{PodInfo, Shapes, Snapshot};
 use aside::{Aside, SEARCHES};
 use departures::Departures;
 use policy::Policy;
+use pre_binds::PreBinds;
 use turns::Turns;
 
 /// Writes of results under way at once; the cycle waits when there are more. A pod that waits for something else, such as
@@ -94,7 +95,7 @@ struct Order {
 }
 
 /// A framework and the recorder that signs with its name.
-type Profiles = HashMap<String, (Framework, EventRecorder)>;
+type Profiles = HashMap<String, (Framework, SeriesRecorder)>;
 
 struct Scheduler {
     client: Client,
@@ -115,8 +116,7 @@ struct Scheduler {
     stateful_sets: Informer<StatefulSet>,
     replication_controllers: Informer<ReplicationController>,
     bindings: Arc<Semaphore>,
-    /// Pods whose PreBind plugins run; a cancelled one is not bound.
-    in_pre_bind: Mutex<HashMap<ObjectKey, CancellationToken>>,
+    pre_binds: PreBinds,
     extenders: Vec<Extender>,
     /// Victims that preemptors wait for.
     departures: Departures,
@@ -132,7 +132,7 @@ pub fn start(context: &SchedulerContext) -> Result<(), FrameworkError> {
         .with_events(context.events.clone());
     let mut profiles = Profiles::new();
     for profile in &context.configuration.profiles {
-        let recorder = context.events.recorder(profile.scheduler_name.clone(), None);
+        let recorder = context.events.series_recorder(&profile.scheduler_name);
         let framework = Framework::new(profile, &context.registry, &handle)?;
         profiles.insert(profile.scheduler_name.clone(), (framework, recorder));
     }
@@ -153,7 +153,10 @@ pub fn start(context: &SchedulerContext) -> Result<(), FrameworkError> {
         aside: Mutex::default(),
         wake_aside: Notify::new(),
         shapes: Mutex::default(),
-        queue: Mutex::new(Queue::new(Box::new(policy), context.configuration.backoff)),
+        queue: Mutex::new(
+            Queue::new(Box::new(policy), context.configuration.backoff)
+                .with_longest_wait(context.configuration.longest_wait),
+        ),
         wake: Notify::new(),
         pods: context.informers.get(),
         nodes: context.informers.get(),
@@ -162,7 +165,7 @@ pub fn start(context: &SchedulerContext) -> Result<(), FrameworkError> {
         stateful_sets: context.informers.get(),
         replication_controllers: context.informers.get(),
         bindings: Arc::new(Semaphore::new(BINDINGS)),
-        in_pre_bind: Mutex::default(),
+        pre_binds: PreBinds::default(),
         extenders: context.extenders.clone(),
         departures: Departures::default(),
         turns: Turns::default(),
@@ -240,11 +243,19 @@ impl Scheduler {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn in_pre_bind(&self) -> MutexGuard<'_, HashMap<ObjectKey, CancellationToken>> {
-        self.in_pre_bind.lock().unwrap_or_else(PoisonError::into_inner)
+    /// True if the pod was deleted, or got a node, since it was taken from the queue.
+    fn is_gone(&self, key: &ObjectKey) -> bool {
+        self.queue().is_gone(key)
     }
 
-    fn profile_of(&self, pod: &PodInfo) -> Option<&(Framework, EventRecorder)> {
+    /// Nothing more is to be done for the pod.
+    fn done(&self, key: &ObjectKey) {
+        if self.queue().done(key, Instant::now()) {
+            self.wake.notify_one();
+        }
+    }
+
+    fn profile_of(&self, pod: &PodInfo) -> Option<&(Framework, SeriesRecorder)> {
         self.profiles.get(pod.scheduler_name())
     }
 
@@ -266,20 +277,17 @@ impl Scheduler {
             let Ok(permit) = self.bindings.clone().acquire_owned().await else { return };
             let mut order = self.order.lock().await;
             let Order { snapshot, search } = &mut *order;
-            {
-                let mut cache = self.cache();
-                // An update seen during the binding put it back into the queue.
-                if cache.is_placed(&popped.pod.key) {
-                    self.queue().done(&popped.pod.key);
-                    continue;
-                }
-                cache.update(snapshot);
+            // An update seen during the binding put it back into the queue, or it was deleted while others had their turn.
+            if self.is_gone(&popped.pod.key) || self.cache().is_placed(&popped.pod.key) {
+                self.done(&popped.pod.key);
+                continue;
             }
+            self.cache().update(snapshot);
             let timer = Timer::start();
             let siblings = self.siblings_of(&popped.pod);
             let pod = PodInfo::clone(&popped.pod).with_siblings(siblings);
             let Some((framework, _)) = self.profile_of(&pod) else {
-                self.queue().done(&pod.key);
+                self.done(&pod.key);
                 continue;
             };
             let pick = |candidates: usize| rand::random_range(0..candidates.max(1));
@@ -300,6 +308,9 @@ impl Scheduler {
     fn place(self: &Arc<Self>, popped: Popped, mut placement: Placement, permit: OwnedSemaphorePermit) {
         debug!(pod = %popped.pod.key, node = placement.node, evaluated = placement.evaluated,
                feasible = placement.feasible, "found a node");
+        if self.is_gone(&popped.pod.key) {
+            return self.done(&popped.pod.key);
+        }
         // Counted at once, so that the next cycle sees it; the API is written to meanwhile.
         self.cache().assume(popped.pod.clone(), &placement.node);
         if let Err(failure) = self.reserve(&popped.pod, &mut placement) {
@@ -325,6 +336,9 @@ impl Scheduler {
                 (message, SCHEDULER_ERROR, error)
             }
         };
+        if self.is_gone(&pod.key) {
+            return self.done(&pod.key);
+        }
         match &error.nomination {
             Nomination::Keep => {}
             Nomination::Clear => {
@@ -336,17 +350,12 @@ impl Scheduler {
         let mut turn = self.turns.take(&pod.key);
         let victims: Vec<_> =
             error.victims.pods.into_iter().filter(|victim| !victim.is_terminating()).collect();
+        if !self.return_to_queue(popped, error.rejected_by, !victims.is_empty() || error.remedy.is_some()) {
+            return;
+        }
         if !victims.is_empty() {
             measures::victims(victims.len());
         }
-        {
-            let mut queue = self.queue();
-            if !victims.is_empty() || error.remedy.is_some() {
-                queue.hold(pod.key.clone());
-            }
-            queue.give_back(popped, error.rejected_by, Instant::now());
-        }
-        self.wake.notify_one();
         let scheduler = self.clone();
         self.scope.spawn(async move {
             let report = async {
@@ -374,6 +383,26 @@ impl Scheduler {
             }
             drop(permit);
         });
+    }
+
+    /// Gives the pod back to the queue. False if it is gone: then nobody removes pods for it, and no room is kept.
+    fn return_to_queue(&self, popped: Popped, rejected_by: Vec<&'static str>, is_held: bool) -> bool {
+        let key = popped.pod.key.clone();
+        let is_gone = {
+            let mut queue = self.queue();
+            let is_gone = queue.is_gone(&key);
+            if is_held && !is_gone {
+                queue.hold(key.clone());
+            }
+            queue.give_back(popped, rejected_by, Instant::now());
+            is_gone
+        };
+        if is_gone {
+            // Its deletion was seen before it was nominated.
+            self.cache().remove_nomination(&key);
+        }
+        self.wake.notify_one();
+        !is_gone
     }
 
     async fn next(&self) -> Popped {

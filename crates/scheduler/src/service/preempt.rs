@@ -16,7 +16,6 @@ use super::Scheduler;
 use crate::framework::Nomination;
 use crate::snapshot::{PREEMPTION_BY_SCHEDULER, PodInfo};
 
-const PLUGIN: &str = "DefaultPreemption";
 /// Victims of one preemptor that are deleted at once.
 const PARALLEL: usize = 16;
 /// The longest that a preemptor waits for the informer to show that a victim leaves.
@@ -71,10 +70,10 @@ impl Scheduler {
         let uid = preemptor.uid.as_deref().unwrap_or_default();
         let mut message = format!("Preempted by pod {uid} on node {node}");
         let waiting = self.handle.waiting_pods.get(&victim.key);
-        let in_pre_bind = self.in_pre_bind().remove(&victim.key);
+        let waiting = waiting.filter(|waiting| waiting.pod.uid == victim.uid);
         // A victim that is not bound yet only goes back to the queue.
-        let is_stopped = waiting.is_some_and(|waiting| waiting.reject(PLUGIN, "preempted"))
-            || in_pre_bind.map(|token| token.cancel()).is_some();
+        let is_stopped = waiting.is_some_and(|waiting| waiting.preempt("preempted"))
+            || self.pre_binds.cancel(victim, "preempted by DefaultPreemption");
         if is_stopped {
             message.push_str(" (in kube-scheduler memory).");
         } else if let Err(error) = self.delete(preemptor, victim).await {
@@ -86,7 +85,8 @@ impl Scheduler {
         }
         info!(victim = %victim.key, preemptor = %preemptor.key, node, "preempted");
         if let Some((_, recorder)) = self.profile_of(preemptor) {
-            recorder.event(&victim.reference(), EventType::Normal, "Preempted", message);
+            let (about, because) = (victim.reference(), Some(preemptor.reference()));
+            recorder.event(&about, because, EventType::Normal, "Preempted", "Preempting", message);
         }
         true
     }

@@ -64,11 +64,21 @@ fn nominated_node_name(current: &Pod, nomination: &Nomination) -> Option<Value> 
 }
 
 impl Scheduler {
+    fn record_failure(&self, pod: &PodInfo, message: &str) {
+        if let Some((_, recorder)) = self.profile_of(pod) {
+            let (about, kind) = (pod.reference(), EventType::Warning);
+            recorder.event(&about, None, kind, "FailedScheduling", "Scheduling", note(message));
+        }
+    }
+
+    /// Tells people that a pod gets no node because it is being deleted.
+    pub(super) fn report_skipped(&self, pod: &PodInfo) {
+        self.record_failure(pod, &format!("skip schedule deleting pod: {}", pod.key));
+    }
+
     /// Tells people, and the pod's status, why it has no node yet.
     pub(super) async fn report(&self, pod: &PodInfo, reason: &str, message: &str, nomination: &Nomination) {
-        if let Some((_, recorder)) = self.profile_of(pod) {
-            recorder.event(&pod.reference(), EventType::Warning, "FailedScheduling", note(message));
-        }
+        self.record_failure(pod, message);
         let Some(current) = self.current(pod) else { return };
         let condition = condition(&current, reason, message);
         self.patch(pod, condition, nominated_node_name(&current, nomination)).await;

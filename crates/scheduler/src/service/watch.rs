@@ -57,6 +57,7 @@ impl Scheduler {
             }
             Change::Deleted(node) => {
                 self.cache().remove_node(node.metadata.name.as_deref().unwrap_or_default());
+                self.happened(ClusterEvent::NodeDeleted(node.clone()));
             }
         }
     }
@@ -85,28 +86,30 @@ impl Scheduler {
                     cache.remove_pod(&pod.key);
                     was_placed || was_nominated
                 };
-                self.stop_waiting(&pod);
+                self.stop_binding(&pod);
                 if held_room {
                     self.happened(ClusterEvent::AssignedPodDeleted(pod));
                 }
             }
             Some(node) => {
                 self.queue().remove(&pod.key);
-                let (is_new, has_shrunk) = {
+                let known = {
                     let mut cache = self.cache();
                     cache.remove_nomination(&pod.key);
-                    let known = cache.confirmed(&pod.key);
-                    if known.is_some_and(|known| known.is_same(&pod)) {
+                    let known = cache.confirmed(&pod.key).cloned();
+                    if known.as_ref().is_some_and(|known| known.is_same(&pod)) {
                         // Most conditions are not the scheduler's concern, and what it knows of the node stays true.
                         return;
                     }
-                    let is_new = known.is_none_or(|known| known.labels() != pod.labels());
-                    let has_shrunk = known.is_some_and(|known| pod.requests.has_less_than(&known.requests));
                     cache.set_pod(pod.clone(), node);
-                    (is_new, has_shrunk)
+                    known
                 };
-                if is_new {
-                    self.happened(ClusterEvent::AssignedPodAdded(pod.clone()));
+                let Some(old) = known else {
+                    return self.happened(ClusterEvent::AssignedPodAdded(pod));
+                };
+                let has_shrunk = pod.requests.has_less_than(&old.requests);
+                if old.labels() != pod.labels() {
+                    self.happened(ClusterEvent::AssignedPodRelabelled { old, new: pod.clone() });
                 }
                 if has_shrunk {
                     // Room that a resize gives back is room that a deletion gives back.
@@ -115,8 +118,16 @@ impl Scheduler {
             }
             None if self.profile_of(&pod).is_none() => {}
             None if pod.is_terminating() => {
-                self.queue().remove(&pod.key);
-                if self.cache().remove_nomination(&pod.key) {
+                if self.queue().remove(&pod.key) || matches!(change, Change::Added(_)) {
+                    self.report_skipped(&pod);
+                }
+                let held_room = {
+                    let mut cache = self.cache();
+                    let was_assumed = cache.forget(&pod.key);
+                    cache.remove_nomination(&pod.key) || was_assumed
+                };
+                self.stop_binding(&pod);
+                if held_room {
                     self.happened(ClusterEvent::AssignedPodDeleted(pod));
                 }
             }
@@ -159,10 +170,12 @@ impl Scheduler {
         old.is_some() && old != new
     }
 
-    /// A pod that waits for permission and is gone waits no longer.
-    fn stop_waiting(&self, pod: &PodInfo) {
-        if let Some(waiting) = self.handle.waiting_pods.get(&pod.key) {
+    /// A pod that is gone, or about to go, is not bound: nobody waits for its permission or its volumes any longer.
+    pub(super) fn stop_binding(&self, pod: &PodInfo) {
+        let waiting = self.handle.waiting_pods.get(&pod.key);
+        if let Some(waiting) = waiting.filter(|waiting| waiting.pod.uid == pod.uid) {
             waiting.reject("", "the pod was deleted");
         }
+        self.pre_binds.cancel(pod, "the pod was deleted");
     }
 }

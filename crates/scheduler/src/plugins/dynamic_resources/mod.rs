@@ -165,7 +165,10 @@ impl Plugin for DynamicResources {
                     event.object::<DeviceClass>().is_some() || event.object::<ResourceSlice>().is_some();
                 is_other && event.action != Action::Deleted
             }
-            ClusterEvent::AssignedPodAdded(_) | ClusterEvent::Other => false,
+            ClusterEvent::NodeDeleted(_)
+            | ClusterEvent::AssignedPodAdded(_)
+            | ClusterEvent::AssignedPodRelabelled { .. }
+            | ClusterEvent::Other => false,
         }
     }
 
