@@ -78,6 +78,10 @@ pub enum GateError {
     /// Upstream would take it. We say so instead of doing nothing.
     #[error("feature gate {name} cannot be set to {value}: Ferrite has this feature as v1.36 has it by default ({})", !value)]
     NotSwitchable { name: String, value: bool },
+    #[error(
+        "{name} cannot be {value}: Ferrite can set only some of these feature gates, so name them one by one"
+    )]
+    Group { name: &'static str, value: bool },
     #[error("{name} is enabled, but depends on features that are disabled: [{needs}]")]
     Dependency { name: &'static str, needs: &'static str },
 }
@@ -107,10 +111,15 @@ impl FeatureGates {
         }
         for (stage, value) in all {
             for gate in GATES.values().filter(|gate| gate.stage == stage) {
-                // A group that is set asks for its known gates.
-                if READ.contains(&gate.name) {
-                    gates.set.insert(gate.name, value);
+                // A gate that somebody names has its own setting.
+                if named.iter().any(|(name, _)| *name == gate.name) {
+                    continue;
                 }
+                if value != gate.default && !READ.contains(&gate.name) {
+                    let name = if stage == Stage::Alpha { "AllAlpha" } else { "AllBeta" };
+                    return Err(GateError::Group { name, value });
+                }
+                gates.set.insert(gate.name, value);
             }
         }
         for (name, value) in named {
@@ -224,8 +233,19 @@ mod tests {
             ("", None),
             ("APIServerIdentity=true", None),
             (" APIServingWithRoutine = false ,", None),
-            ("AllAlpha=true", None),
-            ("AllBeta=true", None),
+            ("AllAlpha=false", None),
+            (
+                "AllAlpha=true",
+                Some(
+                    "AllAlpha cannot be true: Ferrite can set only some of these feature gates, so name them one by one",
+                ),
+            ),
+            (
+                "AllBeta=false",
+                Some(
+                    "AllBeta cannot be false: Ferrite can set only some of these feature gates, so name them one by one",
+                ),
+            ),
             ("ClusterTrustBundle=true,ClusterTrustBundleProjection=true,PodCertificateRequest=true", None),
             (
                 "ClusterTrustBundleProjection=true",

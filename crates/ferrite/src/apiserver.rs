@@ -2,10 +2,11 @@
 
 use crate::auditing::AuditOptions;
 use crate::authority;
-use crate::certificate_files::{CertificateFiles, OwnCertificates};
+use crate::certificate_files::CertificateFiles;
 use crate::front_proxies::RequestHeaderOptions;
 use crate::joining;
 use crate::kubeconfig::{self, Access};
+use crate::own_certificates::OwnCertificateSource;
 use crate::paths::Paths;
 use crate::serving::ServingOptions;
 use crate::standalone::StandaloneOptions;
@@ -349,13 +350,13 @@ impl ApiServerHandle {
         let standalone = &place.standalone;
         // An identity that kubelets know and that has no rights here: authors of nodes choose where it is shown.
         let kubelet_subject = Subject::client(KUBELET_CLIENT, None);
-        let own = OwnCertificates {
-            serving: pki.ensure("apiserver", &subject, Purpose::Server)?,
-            client_ca: pki.ca().to_owned(),
-            kubelet_client: pki.ensure("apiserver-kubelet-client", &kubelet_subject, Purpose::Client)?,
-            request_header: RequestHeaderOptions::own(&pki)?,
-            proxy_client: options.request_header.own_proxy_client(&pki)?,
+        let source = OwnCertificateSource {
+            dir: paths.pki(),
+            serving: subject,
+            kubelet_client: kubelet_subject,
+            request_header: options.request_header.clone(),
         };
+        let own = source.ensure()?;
         let files = CertificateFiles::new(standalone, &options.request_header, own);
         let loaded = files.load()?;
         let tls = ServingTls::from(files.tls(&loaded)?);
@@ -440,7 +441,7 @@ impl ApiServerHandle {
         };
         config.feature_gates.report();
         let server = ApiServer::start(store, config).await?;
-        server.run_until_stopped(files.follow(Arc::clone(&server), tls.clone(), loaded));
+        server.run_until_stopped(files.follow(source, Arc::clone(&server), tls.clone(), loaded));
         let mut serving = JoinSet::new();
         for listener in listeners {
             serving.spawn(Arc::clone(&server).serve(listener, tls.clone()));

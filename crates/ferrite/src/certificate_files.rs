@@ -2,23 +2,13 @@
 
 use crate::apiserver::BoxError;
 use crate::front_proxies::RequestHeaderOptions;
+use crate::own_certificates::{self, OwnCertificateSource, OwnCertificates};
 use crate::standalone::StandaloneOptions;
 use ferrite_apiserver::{ApiServer, Certificates, RequestHeader, ServingTls};
 use ferrite_component::FollowedFiles;
 use ferrite_pki::{ClientAuthorities, Handshake, Identity, NamedIdentity, ServerTls};
 use std::path::PathBuf;
 use std::sync::Arc;
-
-/// The server's own certificates, for flags that are not given.
-pub struct OwnCertificates {
-    pub serving: Identity,
-    pub client_ca: String,
-    /// The server's identity towards kubelets.
-    pub kubelet_client: Identity,
-    pub request_header: RequestHeader,
-    /// None if only foreign front proxies are trusted.
-    pub proxy_client: Option<Identity>,
-}
 
 /// The files of flags, and the certificates that stand in for flags that are not given.
 pub struct CertificateFiles {
@@ -132,6 +122,17 @@ impl CertificateFiles {
         }
     }
 
+    /// Takes the server's own certificates as they are now. Returns true if one of them is new.
+    fn renew(&mut self, own: Result<OwnCertificates, BoxError>) -> bool {
+        match own {
+            Ok(own) => std::mem::replace(&mut self.own, own) != self.own,
+            Err(error) => {
+                tracing::warn!(%error, "certificates cannot be renewed; will try again");
+                false
+            }
+        }
+    }
+
     /// The settings of the handshake.
     pub fn tls(&self, loaded: &LoadedCertificates) -> Result<ServerTls, BoxError> {
         let handshake = Handshake {
@@ -142,10 +143,25 @@ impl CertificateFiles {
         Ok(ferrite_pki::server_config_with(&loaded.serving, &loaded.client_ca, &handshake)?)
     }
 
-    /// Lets the server use the files as they change. Runs until it is dropped.
-    pub async fn follow(mut self, server: Arc<ApiServer>, tls: ServingTls, mut loaded: LoadedCertificates) {
+    /// Lets the server use the files as they change, and its own certificates as they are renewed. Runs until it is dropped.
+    pub async fn follow(
+        mut self,
+        source: OwnCertificateSource,
+        server: Arc<ApiServer>,
+        tls: ServingTls,
+        mut loaded: LoadedCertificates,
+    ) {
+        let first = tokio::time::Instant::now() + own_certificates::CHECKED;
+        let mut checks = tokio::time::interval_at(first, own_certificates::CHECKED);
         loop {
-            self.followed.changed().await;
+            tokio::select! {
+                () = self.followed.changed() => {}
+                _ = checks.tick() => {
+                    if !self.renew(source.ensure()) {
+                        continue;
+                    }
+                }
+            }
             loaded = self.reload(&loaded);
             let made = self.tls(&loaded).map(|made| tls.set(made));
             let set = server.set_certificates(loaded.certificates()).await;
@@ -186,6 +202,29 @@ mod tests {
         standalone: StandaloneOptions,
         #[command(flatten)]
         request_header: RequestHeaderOptions,
+    }
+
+    #[test]
+    fn certificates_of_the_servers_own_are_renewed() {
+        let dir = tempfile::tempdir().unwrap();
+        let line = Line::parse_from(["x"]);
+        let source = OwnCertificateSource {
+            dir: dir.path().to_owned(),
+            serving: Subject::client("kube-apiserver", None),
+            kubelet_client: Subject::client("kubelet-client", None),
+            request_header: line.request_header.clone(),
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let _entered = runtime.enter();
+        let own = source.ensure().unwrap();
+        let mut files = CertificateFiles::new(&line.standalone, &line.request_header, own);
+        let first = files.load().unwrap();
+        assert!(!files.renew(source.ensure()), "they are good for months");
+        assert!(!files.renew(Err("the disk is full".into())));
+        std::fs::remove_file(dir.path().join("apiserver.crt")).unwrap();
+        assert!(files.renew(source.ensure()));
+        let second = files.reload(&first);
+        assert!(second.serving != first.serving && second.client_ca == first.client_ca);
     }
 
     #[test]

@@ -17,6 +17,7 @@ use crate::node::{
     start_kubelet, start_policies, start_proxy, start_runtime,
 };
 use crate::node_routes;
+use crate::own_certificates;
 use crate::paths::Paths;
 use crate::progress::Progress;
 use crate::readiness::wait_for_nodes;
@@ -28,7 +29,7 @@ use ferrite_kubelet::Kubelet;
 use ferrite_network::{
     Addresses, Bridge, BridgeConfig, Cidr, Cidrs, Encapsulation, IpFamily, PodNetwork, RouterConfig, Segment,
 };
-use ferrite_pki::{Purpose, Subject};
+use ferrite_pki::Subject;
 use ferrite_policy::Sources;
 use ferrite_proxy::Proxy;
 use k8s_openapi::api::core::v1::Node;
@@ -551,7 +552,6 @@ async fn start_own_kubelet(
     let mut names = vec![node.name.to_owned(), Ipv4Addr::LOCALHOST.to_string()];
     names.extend(node.ips.iter().map(ToString::to_string));
     let subject = Subject { common_name: user.clone(), organization: Some("system:nodes".into()), names };
-    let serving = api.pki.ensure("kubelet", &subject, Purpose::Server)?;
     let kubelet = KubeletOptions {
         address: match opened_to(options.server.bind_address) {
             None => SocketAddr::new(*node.ips.primary(), options.kubelet_port),
@@ -560,12 +560,7 @@ async fn start_own_kubelet(
             }
             Some(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, options.kubelet_port)),
         },
-        tls: tokio::sync::watch::channel(Some(ferrite_pki::server_config(
-            &serving,
-            api.pki.ca(),
-            &["http/1.1"],
-        )?))
-        .1,
+        tls: own_certificates::serving(paths.pki(), "kubelet", subject, scope)?,
         cgroup_driver: options.cgroup_driver,
         credential_providers: options
             .image_credential_provider_config

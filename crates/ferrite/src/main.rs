@@ -39,6 +39,7 @@ mod machines;
 mod network_cmd;
 mod node;
 mod node_routes;
+mod own_certificates;
 mod paths;
 mod progress;
 mod readiness;
