@@ -5,6 +5,7 @@ use super::pod_level;
 use super::runtime_pod::RuntimePod;
 use super::worker::{Desired, SyncError, Worker};
 use crate::clock;
+use crate::container::huge_pages;
 use crate::container::resources::{self, PodResources, pod_resources};
 use ferrite_client::EventType;
 use ferrite_component::steps::Timer;
@@ -62,7 +63,8 @@ impl Worker {
                 _ => {}
             }
         }
-        let written = context.cgroups.ensure(model::qos_class(pod), &self.id.uid, &goal).await;
+        let pages = huge_pages::of_pod(pod, context.rules.huge_pages);
+        let written = context.cgroups.ensure(model::qos_class(pod), &self.id.uid, &goal, pages).await;
         written.map_err(SyncError::Cgroup)?;
         self.cgroup_of = Some(goal);
         self.weigh_burstable().await;
