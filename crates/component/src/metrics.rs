@@ -203,7 +203,8 @@ impl<V: Value> Exposed for Family<V> {
     }
 }
 
-fn escaped(value: &str) -> String {
+/// A label's value as the text format writes it between quotation marks.
+pub fn escaped(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 

@@ -9,7 +9,7 @@ pub use enforcement::{Enforcement, GroupLimits, ReservedGroup};
 
 use crate::container::resources::{self, CpuQuota, PodResources};
 use crate::pod::model::QosClass;
-use ferrite_cgroup::{Layout, Limits, cpu_weight};
+use ferrite_cgroup::{HugePages, Layout, Limits, cpu_weight};
 use ferrite_cri::v1::CgroupDriver;
 use ferrite_systemd::{Manager, Slice};
 use std::io;
@@ -100,12 +100,18 @@ impl Cgroups {
     }
 
     /// As [`Cgroups::ensure_pod`], for a task: systemd takes its time.
-    pub(crate) async fn ensure(&self, qos: QosClass, uid: &str, total: &PodResources) -> io::Result<()> {
+    pub(crate) async fn ensure(
+        &self,
+        qos: QosClass,
+        uid: &str,
+        total: &PodResources,
+        huge_pages: Vec<HugePages>,
+    ) -> io::Result<()> {
         if self.driver == CgroupDriver::Cgroupfs {
-            return self.ensure_pod(qos, uid, total);
+            return self.ensure_pod(qos, uid, total, huge_pages);
         }
         let (cgroups, uid, total) = (self.clone(), uid.to_owned(), *total);
-        tokio::task::spawn_blocking(move || cgroups.ensure_pod(qos, &uid, &total)).await?
+        tokio::task::spawn_blocking(move || cgroups.ensure_pod(qos, &uid, &total, huge_pages)).await?
     }
 
     /// As [`Cgroups::remove_pod`], for a task: the kernel needs a moment after the last process has ended.
@@ -144,8 +150,14 @@ impl Cgroups {
     }
 
     /// Makes the pod's cgroup with the limits of the pod as a whole, or updates an existing one.
-    pub(crate) fn ensure_pod(&self, qos: QosClass, uid: &str, total: &PodResources) -> io::Result<()> {
-        let limits = self.pod_limits(qos, total);
+    pub(crate) fn ensure_pod(
+        &self,
+        qos: QosClass,
+        uid: &str,
+        total: &PodResources,
+        huge_pages: Vec<HugePages>,
+    ) -> io::Result<()> {
+        let limits = Limits { huge_pages, ..self.pod_limits(qos, total) };
         let of_class = Limits { cpu_shares: Some(BEST_EFFORT_SHARES), ..Limits::default() };
         let is_best_effort = qos == QosClass::BestEffort;
         if self.driver == CgroupDriver::Systemd {
@@ -155,8 +167,9 @@ impl Cgroups {
             }
             manager.ensure_slice(&slice, &limits)?;
             if self.layout.is_v2() {
-                // systemd has done all there is to do on a hierarchy that is its alone.
-                return Ok(());
+                // systemd has done all there is to do on a hierarchy that is its alone, but it knows no huge pages.
+                let rest = Limits { huge_pages: limits.huge_pages, ..Limits::default() };
+                return Ok(self.layout.apply_available(&self.directory(qos, uid), &rest)?);
             }
         }
         let path = self.directory(qos, uid);
@@ -291,13 +304,21 @@ mod tests {
             ephemeral_request: 0,
         };
         cgroups
-            .ensure_pod(QosClass::Burstable, "u", &total)
+            .ensure_pod(QosClass::Burstable, "u", &total, vec![HugePages { size: "2MB".into(), limit: 0 }])
             .expect("cgroups can be made: the tests need root");
         let relative = format!("{name}/kubepods/burstable/podu");
         let name = if cgroups.layout.is_v2() { "memory.max" } else { "memory.limit_in_bytes" };
         let Some(directory) = cgroups.layout.directory("memory", &relative) else { return };
         let file = directory.join(name);
         assert_eq!(std::fs::read_to_string(&file).unwrap().trim(), "67108864");
+        let pages = cgroups.layout.directory("hugetlb", &relative);
+        let pages = pages.map(|group| match cgroups.layout.is_v2() {
+            true => group.join("hugetlb.2MB.max"),
+            false => group.join("hugetlb.2MB.limit_in_bytes"),
+        });
+        if let Some(file) = pages.filter(|file| file.exists()) {
+            assert_eq!(std::fs::read_to_string(&file).unwrap().trim(), "0");
+        }
         let other = PodResources { cpu_request: 2000, cpu_limit: None, memory_limit: None, ..total };
         for goal in [total, other] {
             assert_eq!(cgroups.present(QosClass::Burstable, "u", &goal), Some(total), "{goal:?}");
@@ -329,7 +350,7 @@ mod tests {
         let slice = "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1_2.slice";
         let read = |file: &str| std::fs::read_to_string(mount.join(file)).unwrap().trim().to_owned();
         for memory in [64 << 20, 96 << 20] {
-            cgroups.ensure_pod(QosClass::Burstable, "1-2", &total(memory)).unwrap();
+            cgroups.ensure_pod(QosClass::Burstable, "1-2", &total(memory), Vec::new()).unwrap();
             assert_eq!(read(&format!("memory/{slice}/memory.limit_in_bytes")), memory.to_string());
             let mut manager = cgroups.systemd().unwrap();
             let unit = "kubepods-burstable-pod1_2.slice";
@@ -338,7 +359,7 @@ mod tests {
         }
         assert_eq!(read(&format!("cpu/{slice}/cpu.shares")), "512");
         assert_eq!(read(&format!("cpu/{slice}/cpu.cfs_quota_us")), "100000");
-        cgroups.ensure_pod(QosClass::BestEffort, "3", &total(1 << 20)).unwrap();
+        cgroups.ensure_pod(QosClass::BestEffort, "3", &total(1 << 20), Vec::new()).unwrap();
         assert_eq!(read("cpu/kubepods.slice/kubepods-besteffort.slice/cpu.shares"), "2");
         for uid in ["1-2", "3", "unknown"] {
             cgroups.remove_pod(uid).unwrap();

@@ -7,7 +7,7 @@ use crate::config::Config;
 use crate::container::dns::ClusterDns;
 use crate::container::env::ApiAddress;
 use crate::container::resources::{NodeRules, NodeSwap};
-use crate::container::{apparmor, sysctl};
+use crate::container::{apparmor, huge_pages, sysctl};
 use crate::devices::{DevicePlugins, Devices};
 use crate::eviction::{self, EvictionManager, Pressures, ThresholdError};
 use crate::images::{
@@ -208,7 +208,12 @@ impl Kubelet {
             api_address: config.api_server.map(|(ip, port)| ApiAddress { host: ip.to_string(), port }),
             limits,
             max_pods: config.max_pods,
-            rules: NodeRules { memory: limits.memory, quota: config.cpu_quota, swap },
+            rules: NodeRules {
+                memory: limits.memory,
+                quota: config.cpu_quota,
+                swap,
+                huge_pages: huge_pages::sizes(),
+            },
             sync_frequency: config.sync_frequency,
             seccomp_default: config.seccomp_default,
             oom_group: cgroups.layout().is_v2() && !config.single_process_oom_kill,

@@ -9,6 +9,7 @@ pub(crate) mod env_file;
 pub(crate) mod expand;
 pub(crate) mod fields;
 pub(crate) mod hosts;
+pub(crate) mod huge_pages;
 pub(crate) mod read_only;
 pub(crate) mod resources;
 pub(crate) mod sandbox;

@@ -1,9 +1,10 @@
 //! Requests and limits as the kernel's numbers.
 
+use super::huge_pages;
 use crate::pod::model::{self, ContainerKind, QosClass};
 use crate::quantity;
 use crate::topology::ContainerCpus;
-use ferrite_cri::v1::{HugepageLimit, LinuxContainerResources};
+use ferrite_cri::v1::LinuxContainerResources;
 use k8s_openapi::api::core::v1::{Container, Pod};
 use std::collections::BTreeMap;
 
@@ -89,6 +90,8 @@ pub(crate) struct NodeRules {
     pub quota: CpuQuota,
     /// None where the kernel cannot limit a container's swap.
     pub swap: Option<NodeSwap>,
+    /// The sizes of huge pages that the kernel has, in bytes.
+    pub huge_pages: &'static [i64],
 }
 
 /// CPU shares for thousandths of a processor, in the range that the kernel takes.
@@ -149,11 +152,6 @@ pub(crate) fn container_resources(
     // A limit without a request asks for as much as the limit, as defaulting does.
     let cpu_request = quantity::milli_of(requests, "cpu").unwrap_or(cpu_limit);
     let memory = (limit("memory") / 1000).max(0);
-    let hugepages = limits.into_iter().flatten().filter_map(|(name, amount)| {
-        let size = name.strip_prefix("hugepages-")?;
-        let limit = u64::try_from(quantity::value(amount)?).ok()?;
-        Some(HugepageLimit { page_size: format!("{}B", size.trim_end_matches('i')), limit })
-    });
     let swap = rules.swap.map(|swap| ("memory.swap.max".to_owned(), swap.of(pod, container).to_string()));
     LinuxContainerResources {
         cpu_period: if rules.quota.enforced { rules.quota.period } else { 0 },
@@ -161,7 +159,7 @@ pub(crate) fn container_resources(
         cpu_shares: cpu_shares(cpu_request),
         memory_limit_in_bytes: memory,
         oom_score_adj: oom_score_adj(pod, container, rules.memory),
-        hugepage_limits: hugepages.collect(),
+        hugepage_limits: huge_pages::of_container(pod, container, rules.huge_pages),
         unified: swap.into_iter().collect(),
         ..LinuxContainerResources::default()
     }
@@ -352,7 +350,8 @@ mod tests {
             (none, burstable, 0, 0),
         ] {
             let p = pod(json!({"priority": priority, "containers": [{"name": "c", "resources": resources}]}));
-            let rules = NodeRules { memory: 1000, quota: CpuQuota::default(), swap: Some(swap) };
+            let rules =
+                NodeRules { memory: 1000, quota: CpuQuota::default(), swap: Some(swap), huge_pages: &[] };
             let shown = container_resources(&p, &p.spec.as_ref().unwrap().containers[0], &rules);
             assert_eq!(shown.unified["memory.swap.max"], expected.to_string(), "{resources} {priority}");
             let without = NodeRules { swap: None, ..rules };
@@ -387,7 +386,7 @@ mod tests {
         assert_eq!((r.cpu_request, r.cpu_limit), (750, Some(2250)));
         assert_eq!((r.memory_request, r.memory_limit), (3 << 20, Some(3 << 20)));
         let containers = &p.spec.as_ref().unwrap().containers;
-        let rules = NodeRules { memory: 1 << 30, quota: CpuQuota::default(), swap: None };
+        let rules = NodeRules { memory: 1 << 30, quota: CpuQuota::default(), swap: None, huge_pages: &[] };
         let [a, b] = [0, 1].map(|i: usize| container_resources(&p, &containers[i], &rules));
         assert_eq!((a.cpu_quota, a.memory_limit_in_bytes), (100_000, 2 << 20));
         assert_eq!((b.cpu_quota, b.memory_limit_in_bytes, b.cpu_shares), (200_000, 2 << 20, 2048));

@@ -44,22 +44,22 @@ pub(crate) struct PresentImage {
 #[derive(Debug, Default)]
 pub(crate) struct PullState {
     backoff: BackOff,
-    /// The last pull for a container that failed.
-    failed: HashMap<String, FailedPull>,
+    /// The last pull of an image for a container that failed, by the names of both.
+    failed: HashMap<(String, String), FailedPull>,
 }
 
 impl PullState {
     /// When a pull may be tried again, for the container of that name.
     pub(crate) fn retry_at(&self, container: &str, now: Timestamp) -> Option<Timestamp> {
-        let failed = self.failed.get(container)?;
-        self.backoff.blocked(&failed.image, failed.at, now).map(|(_, until)| until)
+        let of_container = self.failed.iter().filter(|((name, _), _)| name == container);
+        let until = |failed: &FailedPull, image: &str| self.backoff.blocked(image, failed.at, now);
+        of_container.filter_map(|((_, image), failed)| until(failed, image)).map(|(_, until)| until).min()
     }
 }
 
 #[derive(Debug)]
 struct FailedPull {
     at: Timestamp,
-    image: String,
     reason: &'static str,
     why: String,
 }
@@ -118,6 +118,7 @@ impl Images {
             event(EventType::Warning, "InspectFailed", message.clone());
             return Err(WaitingReason::new("InvalidImageName", message));
         };
+        let key = (container.name().to_owned(), image.clone());
         let policy = container.spec.image_pull_policy.as_deref().unwrap_or(if image.ends_with(":latest") {
             "Always"
         } else {
@@ -135,7 +136,7 @@ impl Images {
                 .may_use(name, &found.id, async || self.credentials(&image, pod, keyring).await)
                 .await
         {
-            state.failed.remove(container.name());
+            state.failed.remove(&key);
             event(
                 EventType::Normal,
                 "Pulled",
@@ -152,7 +153,7 @@ impl Images {
             return Err(WaitingReason::new("ErrImageNeverPull", message));
         }
         let now = self.clock.now();
-        if let Some(FailedPull { at, reason, why, .. }) = state.failed.get(container.name())
+        if let Some(FailedPull { at, reason, why }) = state.failed.get(&key)
             && state.backoff.blocked(&image, *at, now).is_some()
         {
             let message = format!("Back-off pulling image \"{image}\"");
@@ -162,7 +163,7 @@ impl Images {
         event(EventType::Normal, "Pulling", format!("Pulling image \"{image}\""));
         match self.pull(&image, pod, keyring, sandbox, container).await {
             Ok(Pulled { reference, found, took: pulling }) => {
-                state.failed.remove(container.name());
+                state.failed.remove(&key);
                 state.backoff.forget(&image);
                 self.changed.notify_one();
                 let pulling = clock::go_duration(pulling);
@@ -183,8 +184,8 @@ impl Images {
                 state.backoff.next(&image, failed_at, failed_at);
                 event(EventType::Warning, "Failed", format!("Failed to pull image \"{image}\": {e}"));
                 let (reason, why) = pull_failure(name, &e.to_string());
-                let failed = FailedPull { at: failed_at, image: image.clone(), reason, why: why.clone() };
-                state.failed.insert(container.name().to_string(), failed);
+                let failed = FailedPull { at: failed_at, reason, why: why.clone() };
+                state.failed.insert(key, failed);
                 Err(WaitingReason::new(reason, why))
             }
         }

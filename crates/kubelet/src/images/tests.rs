@@ -113,3 +113,19 @@ async fn an_image_of_another_pods_secret_is_not_there_for_everybody() {
     assert_eq!(pulls(&h), before, "the registry is not asked");
     h.until_event("Pulled", "already present on machine and can be accessed by the pod").await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn the_image_of_a_volume_backs_off() {
+    let h = Harness::start().await;
+    let mounts = json!([{"name": "v", "mountPath": "/v"}]);
+    let c = json!({"name": "c", "image": "busybox:1", "volumeMounts": mounts});
+    h.create(
+        "p",
+        json!({"containers": [c], "volumes": [{"name": "v", "image": {"reference": "missing:1"}}]}),
+    );
+    until_waiting(&h, "p", "ImagePullBackOff").await;
+    let before = h.context.clock.now();
+    let pulls = || h.runtime.calls().iter().filter(|call| *call == "pull:missing:1").count();
+    h.until("p", "tried again", |_| pulls() == 3).await;
+    assert!(crate::clock::since(before, h.context.clock.now()).as_secs() >= 20);
+}

@@ -1,6 +1,7 @@
 //! Admission of a new pod: the node takes or refuses it, and ends others for a critical one.
 
 use super::admission::{self, Admission, NodeState, Offer};
+use super::ending::Ordered;
 use super::model;
 use super::preemption::Resident;
 use super::status::Verdict;
@@ -88,7 +89,8 @@ impl Worker {
                         ),
                         grace: None,
                     };
-                    if context.workers.end(victim.metadata.uid.as_deref().unwrap_or_default(), verdict) {
+                    let uid = victim.metadata.uid.as_deref().unwrap_or_default();
+                    if context.workers.end(uid, verdict) == Ordered::First {
                         tracing::info!(pod = %self.id, victim = %model::PodId::of(victim), "ending a pod for a critical one");
                         context.event(victim, EventType::Warning, "Preempting", PREEMPTED);
                     }

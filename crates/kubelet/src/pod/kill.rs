@@ -2,15 +2,18 @@
 
 use super::context::Context;
 use super::labels;
-use super::model::{self, ContainerKind, PodContainer};
-use super::runtime_pod::{Instance, RuntimePod};
+use super::model::{self, ContainerKind, PodContainer, PodId};
+use super::runtime_pod::{Instance, RunState, RuntimePod};
+use crate::hooks::{HookError, Reached};
 use ferrite_client::EventType;
 use ferrite_cri::v1::{StopContainerRequest, StopPodSandboxRequest};
 use futures_util::future::join_all;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{LifecycleHandler, Pod};
+use std::collections::BTreeSet;
 use std::time::Duration;
+use tokio::sync::watch;
 
-/// However long its hook took, a container gets this much time between the signals.
+/// As upstream: however little is left of its grace period, a container gets this much time between the signals.
 const MIN_GRACE: Duration = Duration::from_secs(2);
 
 /// Tells if preStop hooks are run. They run once: stopping again in a hurry goes straight to the signal.
@@ -35,6 +38,17 @@ pub(super) struct Victim<'a> {
 impl Context {
     /// Stops one container. Its preStop hook counts against the grace period.
     pub(super) async fn kill_container(&self, pod: &Pod, victim: Victim<'_>) -> ferrite_cri::Result<()> {
+        self.kill_in_turn(pod, victim, std::future::ready(())).await
+    }
+
+    /// Stops one container after its `turn`. Its preStop hook runs at once; hook and waiting count against the grace
+    /// period.
+    async fn kill_in_turn(
+        &self,
+        pod: &Pod,
+        victim: Victim<'_>,
+        turn: impl Future<Output = ()>,
+    ) -> ferrite_cri::Result<()> {
         let Victim { container, instance, message, grace, pod_ip, hooks } = victim;
         let about = model::reference(pod, container.map(PodContainer::field_path));
         let message = message.unwrap_or_else(|| format!("Stopping container {}", instance.name));
@@ -51,19 +65,22 @@ impl Context {
                 pod_ip: pod_ip.to_string(),
                 container: container.map(|c| c.spec.clone()).unwrap_or_default(),
             };
-            let run = crate::hooks::run(&*self.runtime, &hook, &target);
-            let failure = match tokio::time::timeout(grace, run).await {
-                Ok(Ok(())) => None,
-                Ok(Err(e)) => Some(e.to_string()),
-                Err(_) => Some("PreStopHook did not complete in the grace period".to_string()),
-            };
-            if let Some(failure) = failure {
-                let message = format!("PreStopHook failed: {failure}");
-                self.recorder.event(&about, EventType::Warning, "FailedPreStopHook", message);
+            match tokio::time::timeout(grace, self.run_hook(pod, &hook, &target)).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => {
+                    tracing::warn!(pod = %PodId::of(pod), container = instance.name, %error, "PreStop hook failed");
+                    // As upstream: the error may repeat what the hook sent or read.
+                    let message = "PreStopHook failed".to_owned();
+                    self.recorder.event(&about, EventType::Warning, "FailedPreStopHook", message);
+                }
+                Err(_) => {
+                    tracing::info!(pod = %PodId::of(pod), container = instance.name, "PreStop hook not completed in grace period");
+                }
             }
         }
-        let left = grace.saturating_sub(started.elapsed());
-        let left = if grace.is_zero() { left } else { left.max(MIN_GRACE.min(grace)) };
+        let left = || grace.saturating_sub(started.elapsed());
+        let _ = tokio::time::timeout(left(), turn).await;
+        let left = left().max(MIN_GRACE);
         let request = StopContainerRequest {
             container_id: instance.id.clone(),
             timeout: i64::try_from(left.as_secs_f64().ceil() as u64).unwrap_or(i64::MAX),
@@ -78,7 +95,24 @@ impl Context {
         }
     }
 
-    /// Stops every container, sidecars after the others and in reverse order, then every sandbox.
+    /// Runs a hook to its end, and tells if it was reached in another way than the pod says.
+    pub(super) async fn run_hook(
+        &self,
+        pod: &Pod,
+        hook: &LifecycleHandler,
+        target: &crate::probe::Target,
+    ) -> Result<(), HookError> {
+        let reached = crate::hooks::run(&*self.runtime, hook, target).await?;
+        if let Reached::WithoutTls { authority } = reached {
+            let message = format!(
+                "request to HTTPS lifecycle hook {authority} got HTTP response, retry with HTTP succeeded"
+            );
+            self.event(pod, EventType::Warning, "LifecycleHTTPFallback", message);
+        }
+        Ok(())
+    }
+
+    /// Stops every container, sidecars after the containers that they serve, then every sandbox.
     pub(super) async fn kill_pod(
         &self,
         pod: &Pod,
@@ -87,32 +121,28 @@ impl Context {
         hooks: Hooks,
     ) -> ferrite_cri::Result<()> {
         let containers = model::containers(pod);
-        let spec_of = |name: &str| containers.iter().find(|c| c.name() == name);
         let pod_ip = runtime.sandboxes.first().and_then(|s| s.ips.first()).cloned().unwrap_or_default();
-        let kill = async |instance: &Instance, grace: Duration| {
-            let container = spec_of(&instance.name);
-            let victim = Victim { container, instance, message: None, grace, pod_ip: &pod_ip, hooks };
-            self.kill_container(pod, victim).await
-        };
-        let is_sidecar = |i: &Instance| spec_of(&i.name).is_some_and(PodContainer::is_sidecar);
-        let started = tokio::time::Instant::now();
-        let alive = || {
-            runtime
-                .instances
-                .iter()
-                .filter(|i| i.is_running() || i.state == super::runtime_pod::RunState::Unknown)
-        };
-        let first = alive().filter(|i| !is_sidecar(i)).map(|i| kill(i, grace));
-        for result in join_all(first).await {
+        let is_alive = |i: &&Instance| i.is_running() || i.state == RunState::Unknown;
+        let alive: Vec<&Instance> = runtime.instances.iter().filter(is_alive).collect();
+        let running: watch::Sender<BTreeSet<&str>> =
+            watch::Sender::new(alive.iter().map(|instance| instance.id.as_str()).collect());
+        let kills = alive.iter().map(|instance| {
+            let before = served(&containers, &alive, instance);
+            let mut seen = running.subscribe();
+            let (running, pod_ip, containers) = (&running, pod_ip.as_str(), &containers);
+            async move {
+                let container = containers.iter().find(|c| c.name() == instance.name);
+                let victim = Victim { container, instance, message: None, grace, pod_ip, hooks };
+                let turn = async {
+                    let _ = seen.wait_for(|running| before.iter().all(|id| !running.contains(id))).await;
+                };
+                self.kill_in_turn(pod, victim, turn).await?;
+                running.send_modify(|running| running.retain(|id| *id != instance.id));
+                Ok(())
+            }
+        });
+        for result in join_all(kills).await {
             result?;
-        }
-        let position =
-            |name: &str| containers.iter().position(|c| c.kind == ContainerKind::Init && c.name() == name);
-        let mut sidecars: Vec<&Instance> = alive().filter(|i| is_sidecar(i)).collect();
-        sidecars.sort_by_key(|i| std::cmp::Reverse(position(&i.name)));
-        for sidecar in sidecars {
-            let left = grace.saturating_sub(started.elapsed());
-            kill(sidecar, left).await?;
         }
         for sandbox in &runtime.sandboxes {
             let request = StopPodSandboxRequest { pod_sandbox_id: sandbox.id.clone() };
@@ -123,6 +153,22 @@ impl Context {
         }
         Ok(())
     }
+}
+
+/// The instances that end before this one: a sidecar serves the regular containers and the sidecars after it.
+fn served<'a>(containers: &[PodContainer], alive: &[&'a Instance], instance: &Instance) -> Vec<&'a str> {
+    let position = |name: &str| containers.iter().position(|c| c.name() == name);
+    let Some(own) = position(&instance.name).filter(|at| containers[*at].is_sidecar()) else {
+        return Vec::new();
+    };
+    let is_served = |other: &&&Instance| {
+        position(&other.name).is_some_and(|at| match containers[at].kind {
+            ContainerKind::Regular => true,
+            ContainerKind::Init => at > own && containers[at].is_sidecar(),
+            ContainerKind::Ephemeral => false,
+        })
+    };
+    alive.iter().filter(is_served).map(|other| other.id.as_str()).collect()
 }
 
 /// Time between the signals to a pod's containers.

@@ -1,6 +1,7 @@
 //! Brings API changes and runtime events to the workers, one per pod.
 
 use super::context::Context;
+use super::ending::{self, Ordered};
 use super::labels;
 use super::model::PodId;
 use super::status::Verdict;
@@ -25,7 +26,8 @@ struct Handle {
     desired: watch::Sender<Desired>,
     wake: Arc<Notify>,
     objects_changed: Arc<AtomicBool>,
-    ordered_end: Arc<Mutex<Option<Verdict>>>,
+    ordered_end: watch::Sender<Option<Verdict>>,
+    released: Arc<AtomicBool>,
 }
 
 /// Workers by pod UID.
@@ -55,26 +57,25 @@ impl Workers {
         }
     }
 
-    /// Ends a pod for the sake of others. Returns false if the pod has this order already, or has no
-    /// worker.
-    pub(crate) fn end(&self, uid: &str, verdict: Verdict) -> bool {
+    /// Ends a pod for the sake of others.
+    pub(crate) fn end(&self, uid: &str, verdict: Verdict) -> Ordered {
         let handles = self.lock();
-        let Some(handle) = handles.get(uid) else { return false };
-        let mut ordered = handle.ordered_end.lock().unwrap_or_else(PoisonError::into_inner);
-        let first = ordered.is_none();
-        if first {
-            *ordered = Some(verdict);
+        let Some(handle) = handles.get(uid) else { return Ordered::Unchanged };
+        let mut effect = Ordered::Unchanged;
+        handle.ordered_end.send_if_modified(|current| {
+            effect = ending::order(current, verdict);
+            effect != Ordered::Unchanged
+        });
+        if effect != Ordered::Unchanged {
             handle.wake.notify_one();
         }
-        first
+        effect
     }
 
-    /// The UIDs of pods that were ordered to end for the sake of others.
-    pub(crate) fn ordered_ends(&self) -> BTreeSet<String> {
-        let handles = self.lock();
-        let ordered =
-            |handle: &Handle| handle.ordered_end.lock().unwrap_or_else(PoisonError::into_inner).is_some();
-        handles.iter().filter(|(_, handle)| ordered(handle)).map(|(uid, _)| uid.clone()).collect()
+    /// True when the pod holds nothing of the node any more: its containers ended, its volumes are gone. The API may
+    /// not know it yet.
+    pub(crate) fn is_released(&self, uid: &str) -> bool {
+        self.lock().get(uid).is_none_or(|handle| handle.released.load(Ordering::Acquire))
     }
 
     /// True if the pod is gone from the API, and its remains are being removed.
@@ -113,10 +114,11 @@ impl Workers {
             desired: sender,
             wake: Arc::default(),
             objects_changed: Arc::default(),
-            ordered_end: Arc::default(),
+            ordered_end: watch::Sender::new(None),
+            released: Arc::default(),
         };
         let (wake, objects_changed) = (handle.wake.clone(), handle.objects_changed.clone());
-        let ordered_end = handle.ordered_end.clone();
+        let (ordered, released) = (handle.ordered_end.subscribe(), handle.released.clone());
         handles.insert(id.uid.clone(), handle);
         self.count.send_replace(handles.len());
         drop(handles);
@@ -130,7 +132,8 @@ impl Workers {
                 ended.pods.local().forget(&uid);
             }
         };
-        let inputs = worker::Inputs { id, local, desired: receiver, wake, objects_changed, ordered_end };
+        let inputs =
+            worker::Inputs { id, local, desired: receiver, wake, objects_changed, ordered, released };
         worker::start(context.clone(), inputs, scope, done);
     }
 

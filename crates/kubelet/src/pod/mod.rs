@@ -5,6 +5,9 @@ mod admit;
 pub(crate) mod backoff;
 pub(crate) mod context;
 mod decide;
+mod ending;
+#[cfg(test)]
+mod ending_tests;
 #[cfg(test)]
 mod fields;
 mod files;
@@ -35,6 +38,7 @@ mod terminate;
 mod worker;
 mod writer;
 
+pub(crate) use ending::Ordered;
 pub(crate) use kill::grace_of;
 pub(crate) use model::{PodContainer, PodId};
 pub(crate) use writer::merge_difference as writer_difference;

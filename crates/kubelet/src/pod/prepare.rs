@@ -3,8 +3,9 @@
 use super::model;
 use super::pod_level;
 use super::runtime_pod::RuntimePod;
-use super::worker::{Desired, SyncError, Worker};
+use super::worker::{SyncError, Worker};
 use crate::clock;
+use crate::container::huge_pages;
 use crate::container::resources::{self, PodResources, pod_resources};
 use ferrite_client::EventType;
 use ferrite_component::steps::Timer;
@@ -62,7 +63,8 @@ impl Worker {
                 _ => {}
             }
         }
-        let written = context.cgroups.ensure(model::qos_class(pod), &self.id.uid, &goal).await;
+        let pages = huge_pages::of_pod(pod, context.rules.huge_pages);
+        let written = context.cgroups.ensure(model::qos_class(pod), &self.id.uid, &goal, pages).await;
         written.map_err(SyncError::Cgroup)?;
         self.cgroup_of = Some(goal);
         self.weigh_burstable().await;
@@ -90,13 +92,13 @@ impl Worker {
         }
         // Waiting (for a driver, for an attachment) stops when the pod must end; work on files is
         // completed.
-        let (stop, mut ending, timer) = (CancellationToken::new(), self.desired.clone(), Timer::start());
+        let (stop, mut ending, timer) = (CancellationToken::new(), self.end_signal(), Timer::start());
         let done = {
             let set_up = self.context.volumes.set_up(pod, now, self.volumes.as_ref(), &stop);
             tokio::pin!(set_up);
             tokio::select! {
                 done = &mut set_up => done,
-                () = async { drop(ending.wait_for(Desired::must_end).await) } => {
+                () = ending.begun() => {
                     stop.cancel();
                     let _ = set_up.await;
                     return Err(SyncError::Interrupted);
@@ -129,10 +131,10 @@ impl Worker {
         if runtime.sandbox().is_some() || !crate::claims::has_claims(pod) {
             return Ok(());
         }
-        let mut ending = self.desired.clone();
+        let mut ending = self.end_signal();
         let prepared = tokio::select! {
             prepared = self.context.claims.prepare(pod) => prepared,
-            _ = ending.wait_for(Desired::must_end) => return Err(SyncError::Interrupted),
+            () = ending.begun() => return Err(SyncError::Interrupted),
         };
         prepared.map_err(|error| {
             let error = SyncError::Prepare(error);

@@ -2,18 +2,17 @@
 
 use super::context::Context;
 use super::decide::Start;
+use super::ending::EndSignal;
 use super::files;
 use super::kill::{Hooks, Victim};
 use super::model::{self, PodContainer, PodId};
 use super::runtime_pod::{RuntimePod, Sandbox};
 use super::status::WaitingReason;
-use super::worker::Desired;
 use crate::container::config::{self, ConfigInputs};
 use crate::container::env::{self, EnvInputs, EnvSources};
 use crate::container::fields::Addresses;
 use crate::container::sandbox::{self, SandboxInputs};
 use crate::container::{dns, env_file, hosts, read_only, seccomp, security};
-use crate::hooks;
 use crate::images::{Keyring, PullState};
 use crate::objects::{self, ObjectError};
 use crate::runtime_class::{self, RuntimeClassError};
@@ -29,7 +28,6 @@ use ferrite_cri::v1::{
 use k8s_openapi::api::core::v1::Pod;
 use std::io;
 use std::path::PathBuf;
-use tokio::sync::watch;
 
 /// Where containers find the message file when the spec names none.
 const DEFAULT_MESSAGE_PATH: &str = "/dev/termination-log";
@@ -150,16 +148,15 @@ impl Context {
         container: &PodContainer,
         start: &Start,
         pulls: &mut PullState,
-        desired: &watch::Receiver<Desired>,
+        mut ending: EndSignal,
     ) -> Result<(), StartError> {
-        let mut ending = desired.clone();
         let pod = inputs.pod;
         let about = model::reference(pod, Some(container.field_path()));
         let warn = |message: String| self.recorder.event(&about, EventType::Warning, "Failed", message);
         let (uid, timer) = (&PodId::of(pod).uid, Timer::start());
         let image = tokio::select! {
             image = self.images.ensure(pod, container, inputs.keyring, inputs.sandbox_config, pulls) => image,
-            _ = ending.wait_for(Desired::must_end) => return Err(StartError::Interrupted),
+            () = ending.begun() => return Err(StartError::Interrupted),
         };
         let image = image.inspect_err(|reason| warn(format!("Error: {}", reason.reason)))?;
         timer.end("kubelet", "image", uid, format_args!("{} for {}", image.reference, container.name()));
@@ -168,7 +165,7 @@ impl Context {
             let puller = volume_image::puller(container, volume);
             let pulled = tokio::select! {
                 pulled = self.images.ensure(pod, &puller, inputs.keyring, inputs.sandbox_config, pulls) => pulled,
-                _ = ending.wait_for(Desired::must_end) => return Err(StartError::Interrupted),
+                () = ending.begun() => return Err(StartError::Interrupted),
             };
             let pulled = pulled.inspect_err(|reason| warn(format!("Error: {}", reason.reason)))?;
             images.insert(volume.name.clone(), pulled.reference);
@@ -180,7 +177,7 @@ impl Context {
         security::check_non_root(pod, container, &image.user).map_err(|e| config_error(e.to_string()))?;
         let given = tokio::select! {
             given = self.devices.prepare(pod, container) => given,
-            _ = ending.wait_for(Desired::must_end) => return Err(StartError::Interrupted),
+            () = ending.begun() => return Err(StartError::Interrupted),
         };
         let mut given = given.map_err(|e| config_error(e.to_string()))?;
         let claimed = self.claims.cdi_devices(pod, container).map_err(|e| config_error(e.to_string()))?;
@@ -254,7 +251,7 @@ impl Context {
         self.recorder.event(&about, EventType::Normal, "Started", "Container started".to_string());
         tokio::select! {
             done = self.post_start(inputs, container, &id) => Ok(done?),
-            _ = ending.wait_for(Desired::must_end) => Err(StartError::Interrupted),
+            () = ending.begun() => Err(StartError::Interrupted),
         }
     }
 
@@ -296,27 +293,28 @@ impl Context {
             .unwrap_or_else(|| self.host_ips.first().cloned().unwrap_or_default());
         let target =
             crate::probe::Target { container_id: id.to_string(), pod_ip, container: container.spec.clone() };
-        let Err(e) = hooks::run(&*self.runtime, hook, &target).await else { return Ok(()) };
+        let Err(error) = self.run_hook(inputs.pod, hook, &target).await else { return Ok(()) };
+        tracing::warn!(pod = %PodId::of(inputs.pod), container = container.name(), %error, "PostStart hook failed");
         let about = model::reference(inputs.pod, Some(container.field_path()));
-        let message = format!("PostStartHook failed: {e}");
-        self.recorder.event(&about, EventType::Warning, "FailedPostStartHook", message.clone());
+        // As upstream: the error may repeat what the hook sent or read.
+        let message = "PostStartHook failed".to_owned();
+        self.recorder.event(&about, EventType::Warning, "FailedPostStartHook", message);
         let runtime = super::observe::observe(&*self.runtime, &PodId::of(inputs.pod).uid).await;
         if let Ok(runtime) = runtime
             && let Some(instance) = runtime.instances.iter().find(|i| i.id == id && i.is_running())
         {
             let grace = super::kill::grace_of(inputs.pod);
-            let why = format!("FailedPostStartHook: {}", container.name());
             let victim = Victim {
                 container: Some(container),
                 instance,
-                message: Some(why),
+                message: Some("FailedPostStartHook".to_owned()),
                 grace,
                 pod_ip: &target.pod_ip,
                 hooks: Hooks::Run,
             };
             let _ = self.kill_container(inputs.pod, victim).await;
         }
-        Err(WaitingReason::new("PostStartHookError", message))
+        Err(WaitingReason::new("PostStartHookError", error.to_string()))
     }
 
     /// Credentials from the pod's image pull secrets. A secret that is missing is left out.

@@ -99,16 +99,21 @@ pub(crate) fn pod_status(inputs: &StatusInputs<'_>) -> PodStatus {
     let ephemeral = statuses(ContainerKind::Ephemeral);
 
     let computed = phase(inputs, &containers, &init, &regular);
+    let is_ending = inputs.terminating && !inputs.terminated;
     let phase = match model::phase(pod) {
         // Final phases stay; a verdict of the kubelet is final too.
         done @ ("Failed" | "Succeeded") => done.to_string(),
+        // As upstream: a pod is not over while its containers may still run.
+        now if is_ending && (inputs.verdict.is_some() || matches!(computed, "Failed" | "Succeeded")) => {
+            now.into()
+        }
         _ if inputs.verdict.is_some() => "Failed".into(),
         // As upstream: a pod that begins anew does not wait to begin.
         "Running" if computed == "Pending" && restart_all::is_possible(pod) => "Running".into(),
         _ => computed.to_string(),
     };
     let is_running = phase == "Running";
-    let (reason, message) = match inputs.verdict {
+    let (reason, message) = match inputs.verdict.filter(|_| !is_ending) {
         Some(v) => (Some(v.reason.clone()), Some(v.message.clone())),
         None if matches!(phase.as_str(), "Failed" | "Succeeded") => (old.reason.clone(), old.message.clone()),
         None => (None, None),

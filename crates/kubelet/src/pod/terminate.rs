@@ -1,6 +1,7 @@
 //! The end of a pod: stop it, report, clean up, and let the API server delete it.
 
-use super::kill::{Hooks, grace_of};
+use super::ending;
+use super::kill::Hooks;
 use super::model;
 use super::worker::{Desired, SyncError, Worker};
 use ferrite_client::{Api, Backoff, is_conflict, is_not_found, message_of};
@@ -8,21 +9,28 @@ use ferrite_cri::v1::{RemoveContainerRequest, RemovePodSandboxRequest};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, Preconditions};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
-
-/// A pod that vanished from the API without us has waited long enough.
-const FORCED_GRACE: Duration = Duration::from_secs(2);
 
 impl Worker {
     /// Ends the pod. Each step can be repeated: whatever was interrupted is simply done again.
     pub(super) async fn terminate(&mut self, desired: &Desired) -> Result<(), SyncError> {
         let context = self.context.clone();
-        self.probes.stop();
+        if let Desired::Present(pod) = desired {
+            let runtime = self.observe().await?;
+            self.probes.recall(pod, &runtime);
+        }
+        self.probes.keep_readiness();
         self.kill_all(desired).await?;
+        self.probes.stop();
         let runtime = self.observe().await?;
         if let Desired::Present(pod) = desired {
-            // The last status is on record before the pod may disappear.
             self.publish(pod, &runtime, true, true);
+        }
+        self.release().await?;
+        self.weigh_burstable().await;
+        if let Desired::Present(_) = desired {
+            // The last status is on record before the pod may disappear.
             self.until_gone_or(self.writer.flushed()).await;
         }
         for instance in &runtime.instances {
@@ -35,13 +43,6 @@ impl Worker {
         }
         context.volumes.tear_down(&self.id.uid).await.map_err(SyncError::CleanUp)?;
         context.userns.release(&self.id.uid);
-        context.claims.unprepare(&self.id.uid).await.map_err(SyncError::Unprepare)?;
-        context.resources.release(&self.id.uid).await;
-        context.cgroups.remove(&self.id.uid).await.map_err(SyncError::Cgroup)?;
-        self.weigh_burstable().await;
-        context.resizes.remove(&self.id.uid);
-        context.resizes.allocate(&self.id.uid, None);
-        context.retry_resizes();
         if let Desired::Present(_) = desired {
             self.delete_from_api().await;
         }
@@ -52,29 +53,50 @@ impl Worker {
         Ok(())
     }
 
-    /// Stops everything; a shorter grace period that arrives meanwhile takes effect at once.
-    async fn kill_all(&mut self, desired: &Desired) -> Result<(), SyncError> {
-        let context = self.context.clone();
-        let local = self.local;
-        let grace = |d: &Desired| match d {
-            Desired::Present(pod) => grace_of(pod),
-            // Its manifest is gone, and nobody has waited for its end yet.
-            Desired::Gone(pod) if local => grace_of(pod),
-            Desired::Gone(pod) => grace_of(pod).min(FORCED_GRACE),
-        };
+    /// Gives back whatever the pod holds of the node. The API need not know of the pod's end yet: other pods wait for
+    /// the room.
+    pub(super) async fn release(&self) -> Result<(), SyncError> {
+        let (context, uid) = (&self.context, &self.id.uid);
+        context.volumes.free(uid).await.map_err(SyncError::CleanUp)?;
+        context.claims.unprepare(uid).await.map_err(SyncError::Unprepare)?;
+        context.resources.release(uid).await;
+        context.cgroups.remove(uid).await.map_err(SyncError::Cgroup)?;
+        context.resizes.remove(uid);
+        context.resizes.allocate(uid, None);
+        context.retry_resizes();
+        self.released.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Stops everything; a shorter grace period that arrives meanwhile takes effect at once. The readiness of the
+    /// containers that still run is published as it changes.
+    pub(super) async fn kill_all(&mut self, desired: &Desired) -> Result<(), SyncError> {
+        let (context, local) = (self.context.clone(), self.local);
         let mut current = desired.clone();
         let mut hooks = Hooks::Run;
         loop {
-            let limit = grace(&current);
+            let limit = ending::limit(&current, self.ordered.borrow().as_ref(), local);
             let pod: Arc<Pod> = current.pod().clone();
             let runtime = self.observe().await?;
-            let mut shorter = self.desired.clone();
-            tokio::select! {
-                killed = Box::pin(context.kill_pod(&pod, &runtime, limit, hooks)) => return Ok(killed?),
-                changed = shorter.wait_for(|d| grace(d) < limit) => {
-                    let Ok(changed) = changed else { return Err(SyncError::Interrupted) };
-                    current = changed.clone();
-                    hooks = Hooks::Skip;
+            let mut kill = Box::pin(context.kill_pod(&pod, &runtime, limit, hooks));
+            let mut signal = self.end_signal();
+            let mut seen = self.probes.results();
+            loop {
+                let wake = self.wake.clone();
+                tokio::select! {
+                    killed = &mut kill => return Ok(killed?),
+                    sooner = signal.sooner(limit, local) => {
+                        current = sooner.ok_or(SyncError::Interrupted)?;
+                        hooks = Hooks::Skip;
+                        break;
+                    }
+                    () = wake.notified() => {}
+                }
+                let results = self.probes.results();
+                if results != seen && matches!(current, Desired::Present(_)) {
+                    seen = results;
+                    let now = self.observe().await?;
+                    self.publish(&pod, &now, true, false);
                 }
             }
         }

@@ -2,7 +2,8 @@
 
 use super::backoff::BackOff;
 use super::context::Context;
-use super::decide::{self, Actions, KillCause};
+use super::decide::{self, Actions, KillCause, Start};
+use super::ending::EndSignal;
 use super::kill::{Hooks, Victim, grace_of};
 use super::model::{self, PodContainer, PodId};
 use super::observe::observe;
@@ -22,12 +23,16 @@ use ferrite_cri::v1::{RemoveContainerRequest, RemovePodSandboxRequest};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 use tokio::sync::{Notify, watch};
 
 /// Delay until a failed pull is shown as back-off, and until a failed start is checked again.
 const AFTER_FAILED_START: Duration = Duration::from_secs(1);
+
+/// Time for the API to learn that all containers of a pod begin anew, before they are removed.
+const BEFORE_RESET: Duration = Duration::from_secs(1);
 
 /// A critical pod waits for those that make room for it; their ends are looked for this often.
 const AFTER_PREEMPTION: Duration = Duration::from_secs(1);
@@ -108,8 +113,9 @@ pub(super) struct Worker {
     pub(super) local: bool,
     pub(super) desired: watch::Receiver<Desired>,
     pub(super) wake: Arc<Notify>,
-    pub(super) objects_changed: Arc<std::sync::atomic::AtomicBool>,
-    ordered_end: Arc<Mutex<Option<Verdict>>>,
+    pub(super) objects_changed: Arc<AtomicBool>,
+    pub(super) ordered: watch::Receiver<Option<Verdict>>,
+    pub(super) released: Arc<AtomicBool>,
     pub(super) probes: ProbeSet,
     pub(super) writer: StatusWriter,
     backoff: BackOff,
@@ -143,9 +149,11 @@ pub(crate) struct Inputs {
     pub local: bool,
     pub desired: watch::Receiver<Desired>,
     pub wake: Arc<Notify>,
-    pub objects_changed: Arc<std::sync::atomic::AtomicBool>,
+    pub objects_changed: Arc<AtomicBool>,
     /// Set when the kubelet ends the pod for the sake of others.
-    pub ordered_end: Arc<Mutex<Option<Verdict>>>,
+    pub ordered: watch::Receiver<Option<Verdict>>,
+    /// Set by the worker when the pod holds nothing of the node any more.
+    pub released: Arc<AtomicBool>,
 }
 
 /// Starts the worker of a pod; it ends when nothing of the pod is left.
@@ -156,7 +164,7 @@ pub(crate) fn start(
     done: impl FnOnce() + Send + 'static,
 ) {
     let scope = scope.child();
-    let Inputs { id, local, desired, wake, objects_changed, ordered_end } = inputs;
+    let Inputs { id, local, desired, wake, objects_changed, ordered, released } = inputs;
     let writer = match local {
         true => StatusWriter::local(context.pods.local().clone(), &id),
         false => StatusWriter::start(context.clone(), id.clone(), &scope),
@@ -171,7 +179,8 @@ pub(crate) fn start(
         desired,
         wake,
         objects_changed,
-        ordered_end,
+        ordered,
+        released,
         probes,
         writer,
         backoff,
@@ -267,20 +276,21 @@ impl Worker {
         let context = self.context.clone();
         let now = context.clock.now();
         let runtime = self.observe().await?;
+        self.probes.recall(pod, &runtime);
         if self.finished || model::is_finished(pod) {
             self.finish(pod, &runtime).await?;
             return Ok(None);
         }
-        if !self.admitted {
+        if self.verdict.is_none() {
+            self.verdict = self.ordered.borrow_and_update().clone();
+        }
+        if !self.admitted && self.verdict.is_none() {
             // A pod with sandboxes was admitted before: a restart of the kubelet takes nothing away.
             if runtime.is_empty() && !self.admit_unless_ended(pod).await? {
                 self.publish(pod, &runtime, false, false);
                 return Ok(Some(clock::add(now, AFTER_PREEMPTION)));
             }
             self.admitted = true;
-        }
-        if self.verdict.is_none() {
-            self.verdict = self.ordered_end.lock().unwrap_or_else(PoisonError::into_inner).clone();
         }
         let deadline = deadline(pod);
         if self.verdict.is_none() && deadline.is_some_and(|at| at <= now) {
@@ -352,11 +362,15 @@ impl Worker {
 
     /// Admission may wait for a device plugin; a pod that must end does not.
     async fn admit_unless_ended(&mut self, pod: &Pod) -> Result<bool, SyncError> {
-        let mut ending = self.desired.clone();
+        let mut ending = self.end_signal();
         tokio::select! {
             admitted = self.admit(pod) => Ok(admitted),
-            _ = ending.wait_for(Desired::must_end) => Err(SyncError::Interrupted),
+            () = ending.begun() => Err(SyncError::Interrupted),
         }
+    }
+
+    pub(super) fn end_signal(&self) -> EndSignal {
+        EndSignal { desired: self.desired.clone(), ordered: self.ordered.clone() }
     }
 
     pub(super) fn pod_ip(&self, pod: &Pod, runtime: &RuntimePod) -> String {
@@ -476,20 +490,22 @@ impl Worker {
                 keyring: &keyring,
                 users: &users,
             };
-            let started = context.start_container(&inputs, container, start, &mut self.pulls, &self.desired);
+            let ending = self.end_signal();
+            let started = context.start_container(&inputs, container, start, &mut self.pulls, ending);
             let started = Box::pin(started).await;
             let now = context.clock.now();
             match started {
                 Ok(()) => {
                     self.waiting.remove(&start.name);
                     self.refused_until.remove(&start.name);
-                    if start.attempt > 0 {
-                        let ended = runtime.latest(&start.name).and_then(|i| i.finished_at).unwrap_or(now);
-                        self.backoff.next(&start.name, ended, now);
-                    }
+                    self.count_restart(start, runtime, now);
                 }
                 Err(StartError::Interrupted) => return Err(SyncError::Interrupted),
                 Err(StartError::Waiting(reason)) => {
+                    if reason.reason == "PostStartHookError" {
+                        // The container ran.
+                        self.count_restart(start, runtime, now);
+                    }
                     let at = self.retry_at(container, &reason, now);
                     retry = Some(retry.map_or(at, |r| r.min(at)));
                     self.waiting.insert(start.name.clone(), reason);
@@ -499,10 +515,22 @@ impl Worker {
         Ok(retry)
     }
 
+    /// Notes a restart for the back-off of the next one.
+    fn count_restart(&mut self, start: &Start, runtime: &RuntimePod, now: Timestamp) {
+        if start.attempt > 0 {
+            let ended = runtime.latest(&start.name).and_then(|i| i.finished_at).unwrap_or(now);
+            self.backoff.next(&start.name, ended, now);
+        }
+    }
+
     /// Removes containers. Their logs stay.
     async fn reset(&mut self, pod: &Pod, runtime: &RuntimePod, resets: &[Reset]) -> Result<(), SyncError> {
         let context = self.context.clone();
         let ip = self.pod_ip(pod, runtime);
+        if !resets.is_empty() {
+            // Others are to see the condition AllContainersRestarting, which a newer status takes back.
+            let _ = tokio::time::timeout(BEFORE_RESET, self.until_gone_or(self.writer.flushed())).await;
+        }
         for reset in resets {
             let Some(instance) = runtime.instances.iter().find(|i| i.id == reset.id) else { continue };
             if reset.kill {
@@ -554,25 +582,19 @@ impl Worker {
     /// The pod has run its course, or may not run: stop its remaining containers, free its resources, keep
     /// its records.
     async fn finish(&mut self, pod: &Arc<Pod>, runtime: &RuntimePod) -> Result<(), SyncError> {
-        let context = self.context.clone();
-        self.probes.stop();
         if runtime.running().next().is_some() || runtime.sandboxes.iter().any(|s| s.ready) {
-            let given = self.verdict.as_ref().and_then(|verdict| verdict.grace);
-            context.kill_pod(pod, runtime, given.unwrap_or_else(|| grace_of(pod)), Hooks::Run).await?;
+            self.probes.keep_readiness();
+            self.kill_all(&Desired::Present(pod.clone())).await?;
         }
+        self.probes.stop();
         let runtime = self.observe().await?;
         self.publish(pod, &runtime, true, true);
         if !self.finished {
+            self.release().await?;
             // The files of the termination messages go with the pod's directory: the messages are on record first.
             self.until_gone_or(self.writer.flushed()).await;
-            context.volumes.tear_down(&self.id.uid).await.map_err(SyncError::CleanUp)?;
-            context.userns.release(&self.id.uid);
-            context.claims.unprepare(&self.id.uid).await.map_err(SyncError::Unprepare)?;
-            context.resources.release(&self.id.uid).await;
-            context.cgroups.remove(&self.id.uid).await.map_err(SyncError::Cgroup)?;
-            context.resizes.remove(&self.id.uid);
-            context.resizes.allocate(&self.id.uid, None);
-            context.retry_resizes();
+            self.context.volumes.tear_down(&self.id.uid).await.map_err(SyncError::CleanUp)?;
+            self.context.userns.release(&self.id.uid);
             self.finished = true;
         }
         Ok(())

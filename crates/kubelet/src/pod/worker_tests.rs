@@ -557,6 +557,8 @@ async fn all_containers_begin_anew_after_an_exit_code() {
     h.runtime.exit("i", 0);
     let pod = h.until("p", "runs again", running(1)).await;
     assert_eq!(condition(&pod, "AllContainersRestarting"), "False");
+    let history = h.api.history(&Harness::key("p"));
+    assert!(history.iter().any(|pod| condition(pod, "AllContainersRestarting") == "True"), "shown meanwhile");
     let ended = |index: usize| pod["status"]["containerStatuses"][index]["lastState"]["terminated"].clone();
     assert_eq!(ended(0)["exitCode"], 42, "{pod}");
     assert_eq!(

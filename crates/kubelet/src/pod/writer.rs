@@ -12,13 +12,14 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 /// Conditions this kubelet speaks for; all others belong to somebody else.
-const OWNED: [&str; 6] = [
+const OWNED: [&str; 7] = [
     "PodReadyToStartContainers",
     "Initialized",
     "Ready",
     "ContainersReady",
     super::resize::PENDING,
     super::resize::IN_PROGRESS,
+    super::restart_all::CONDITION,
 ];
 
 #[derive(Clone, Default)]

@@ -136,7 +136,7 @@ impl Checker {
 async fn http_outcome(request: &HttpRequest, limit: Duration) -> Outcome {
     match http::get(request, limit).await {
         Ok(answer) if (200..300).contains(&answer.status) => Outcome::Success,
-        // Answering at all is health enough; where it points to is not asked.
+        // As upstream: it points to another host, or nowhere.
         Ok(answer) if (300..400).contains(&answer.status) => {
             let body = String::from_utf8_lossy(&answer.body).into_owned();
             Outcome::Warning(format!("Probe terminated redirects, Response body: {body}"))

@@ -1,19 +1,25 @@
 //! A small HTTP client for probes and hooks: one request, one connection, certificates not verified.
 
+use super::redirect;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use rustls::pki_types::ServerName;
 use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 /// Bytes of an answer that are read at all.
 const MAX_BODY: usize = 10 * 1024;
+
+/// As upstream: requests that are sent for one, following redirects.
+const MAX_REQUESTS: usize = 10;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct HttpRequest {
@@ -64,21 +70,41 @@ pub(crate) enum HttpError {
     Host(#[from] rustls::pki_types::InvalidDnsNameError),
     #[error(transparent)]
     Tls(io::Error),
+    #[error("http: server gave HTTP response to HTTPS client")]
+    NotTls,
+    #[error("stopped after {0} redirects")]
+    Redirects(usize),
+    #[error(transparent)]
+    Location(#[from] redirect::LocationError),
     #[error(transparent)]
     Request(#[from] hyper::http::Error),
     #[error(transparent)]
     Exchange(#[from] hyper::Error),
 }
 
-/// Sends the request. An answer of any status is an answer.
+/// Sends the request. An answer of any status is an answer. Redirects within the host are followed.
 pub(crate) async fn get(request: &HttpRequest, limit: Duration) -> Result<HttpAnswer, HttpError> {
-    match tokio::time::timeout(limit, exchange(request)).await {
+    match tokio::time::timeout(limit, follow(request)).await {
         Ok(result) => result,
         Err(_) => Err(HttpError::Timeout),
     }
 }
 
-async fn exchange(request: &HttpRequest) -> Result<HttpAnswer, HttpError> {
+async fn follow(first: &HttpRequest) -> Result<HttpAnswer, HttpError> {
+    let mut request = first.clone();
+    for _ in 0..MAX_REQUESTS {
+        let (answer, location) = exchange(&request).await?;
+        match redirect::next(&request, answer.status, location.as_deref())? {
+            // As upstream: the answer of a host that sends the client to another is the answer.
+            Some(next) if next.host == first.host => request = next,
+            _ => return Ok(answer),
+        }
+    }
+    Err(HttpError::Redirects(MAX_REQUESTS))
+}
+
+/// One exchange. The second value is where the answer points to.
+async fn exchange(request: &HttpRequest) -> Result<(HttpAnswer, Option<String>), HttpError> {
     let stream = TcpStream::connect((request.host.as_str(), request.port))
         .await
         .map_err(|e| HttpError::Dial(dial_error(&request.host, request.port, &e)))?;
@@ -86,11 +112,55 @@ async fn exchange(request: &HttpRequest) -> Result<HttpAnswer, HttpError> {
         return over(stream, request).await;
     }
     let name = ServerName::try_from(request.host.clone())?;
-    let stream = connector().connect(name, stream).await.map_err(HttpError::Tls)?;
+    let connecting = connector().connect(name, Sniffed { stream, begin: Vec::new() });
+    let stream = connecting.into_fallible().await.map_err(|(error, sniffed)| {
+        if sniffed.begin == PLAIN_BEGIN { HttpError::NotTls } else { HttpError::Tls(error) }
+    })?;
     over(stream, request).await
 }
 
-async fn over<S>(stream: S, request: &HttpRequest) -> Result<HttpAnswer, HttpError>
+/// The beginning of an answer without TLS.
+const PLAIN_BEGIN: &[u8] = b"HTTP/";
+
+/// A connection that remembers how the other side began.
+struct Sniffed {
+    stream: TcpStream,
+    begin: Vec<u8>,
+}
+
+impl AsyncRead for Sniffed {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        let read = Pin::new(&mut self.stream).poll_read(context, buffer);
+        let missing = PLAIN_BEGIN.len().saturating_sub(self.begin.len());
+        self.begin.extend(buffer.filled()[before..].iter().take(missing));
+        read
+    }
+}
+
+impl AsyncWrite for Sniffed {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+async fn over<S>(stream: S, request: &HttpRequest) -> Result<(HttpAnswer, Option<String>), HttpError>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -111,10 +181,12 @@ where
     let exchange = async {
         let answer = sender.send_request(outgoing).await?;
         let status = answer.status().as_u16();
+        let location = answer.headers().get(hyper::header::LOCATION);
+        let location = location.map(|to| String::from_utf8_lossy(to.as_bytes()).into_owned());
         // Longer bodies are cut: nobody reads them.
         let body = Limited::new(answer.into_body(), MAX_BODY).collect().await;
         let body = body.map(|b| b.to_bytes().to_vec()).unwrap_or_default();
-        Ok(HttpAnswer { status, body })
+        Ok((HttpAnswer { status, body }, location))
     };
     tokio::pin!(exchange);
     tokio::pin!(connection);

@@ -5,15 +5,18 @@ mod counts;
 mod grpc;
 mod http;
 mod machine;
+mod redirect;
 mod worker;
 
 pub(crate) use check::{Checker, Target};
 pub(crate) use counts::ProbeCounts;
-pub(crate) use http::get as http_get;
+pub(crate) use http::{HttpError, HttpRequest, authority, get as http_get};
 pub(crate) use machine::Outcome;
 pub(crate) use worker::{ProbeContext, ProbeSet};
 
-use k8s_openapi::api::core::v1::{Container, Probe};
+use crate::pod::PodContainer;
+use crate::pod::runtime_pod::RuntimePod;
+use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod, Probe};
 use std::collections::HashMap;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -58,6 +61,35 @@ impl ProbeResults {
 
     pub(crate) fn get(&self, container_id: &str, kind: ProbeKind) -> Option<bool> {
         self.results.get(&(container_id.to_string(), kind)).copied()
+    }
+
+    /// Takes over what the status of the pod says about its running containers, so that a restart of the kubelet changes
+    /// nothing until the probes have run again.
+    fn recall(&mut self, pod: &Pod, containers: &[PodContainer], runtime: &RuntimePod) {
+        let status = pod.status.as_ref();
+        let known: Vec<&ContainerStatus> = status
+            .into_iter()
+            .flat_map(|s| [&s.container_statuses, &s.init_container_statuses])
+            .flatten()
+            .flatten()
+            .collect();
+        for container in containers {
+            let Some(instance) = runtime.latest(container.name()).filter(|i| i.is_running()) else {
+                continue;
+            };
+            let is_about = |status: &&&ContainerStatus| {
+                let id = status.container_id.as_deref().and_then(|id| id.split_once("://"));
+                status.name == container.name() && id.is_some_and(|(_, id)| id == instance.id)
+            };
+            let Some(status) = known.iter().find(is_about) else { continue };
+            for (kind, holds) in
+                [(ProbeKind::Startup, status.started == Some(true)), (ProbeKind::Readiness, status.ready)]
+            {
+                if holds && kind.of(&container.spec).is_some() && self.get(&instance.id, kind).is_none() {
+                    self.set(&instance.id, kind, true);
+                }
+            }
+        }
     }
 
     pub(crate) fn retain(&mut self, alive: impl Fn(&str) -> bool) {

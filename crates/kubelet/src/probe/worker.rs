@@ -31,6 +31,7 @@ pub(crate) struct ProbeSet {
     /// The pod whose probes these are, once one was started.
     uid: Option<String>,
     results: Arc<Mutex<ProbeResults>>,
+    recalled: bool,
     changed: Arc<Notify>,
 }
 
@@ -43,12 +44,21 @@ impl ProbeSet {
             running: HashMap::new(),
             uid: None,
             results: Arc::default(),
+            recalled: false,
             changed,
         }
     }
 
     pub(crate) fn results(&self) -> ProbeResults {
         self.results.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Takes over what an earlier kubelet found out, once.
+    pub(crate) fn recall(&mut self, pod: &Pod, runtime: &RuntimePod) {
+        if !std::mem::replace(&mut self.recalled, true) {
+            let containers = model::containers(pod);
+            self.results.lock().unwrap_or_else(PoisonError::into_inner).recall(pod, &containers, runtime);
+        }
     }
 
     /// Starts the probes that should run now and ends the rest.
@@ -108,6 +118,17 @@ impl ProbeSet {
             scope.spawn(task.run());
             self.running.insert(key, scope);
         }
+    }
+
+    /// Ends the probes that could restart a container. As upstream, a pod that ends may still become unready.
+    pub(crate) fn keep_readiness(&mut self) {
+        self.running.retain(|(_, kind), scope| {
+            let keep = *kind == ProbeKind::Readiness;
+            if !keep {
+                scope.cancel();
+            }
+            keep
+        });
     }
 
     /// Ends every probe.

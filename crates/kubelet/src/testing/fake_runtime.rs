@@ -478,6 +478,9 @@ impl ImageService for FakeRuntime {
         let name = request.image.unwrap_or_default().image;
         self.note(format!("pull:{name}"));
         tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+        if name.contains("stuck") {
+            std::future::pending::<()>().await;
+        }
         if name.contains("private") && request.auth.is_none_or(|auth| auth.password != "open") {
             return Err(Error::new(Code::PermissionDenied, format!("{name}: authentication required")));
         }

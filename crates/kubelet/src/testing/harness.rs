@@ -145,7 +145,12 @@ impl Harness {
             api_address: Some(ApiAddress { host: "10.96.0.1".into(), port: 443 }),
             limits,
             max_pods: 3,
-            rules: NodeRules { memory: limits.memory, quota: CpuQuota::default(), swap: None },
+            rules: NodeRules {
+                memory: limits.memory,
+                quota: CpuQuota::default(),
+                swap: None,
+                huge_pages: &[],
+            },
             sync_frequency: Duration::from_secs(60),
             oom_group: false,
             seccomp_default: false,

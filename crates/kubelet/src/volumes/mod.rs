@@ -395,6 +395,15 @@ impl Volumes {
 
     /// Unmounts and removes everything of the pod. Drivers take their volumes back first.
     pub(crate) async fn tear_down(&self, uid: &str) -> Result<(), TearDownError> {
+        self.free(uid).await?;
+        let dir = self.pod_dir(uid);
+        let removed = tokio::task::spawn_blocking(move || kernel::remove_tree(&dir)).await;
+        Ok(removed.map_err(io::Error::other)??)
+    }
+
+    /// Removes the pod's volumes and their content. The rest of the pod's directory stays: it has the termination
+    /// messages.
+    pub(crate) async fn free(&self, uid: &str) -> Result<(), TearDownError> {
         // Sub-paths keep a volume busy: they go first, as upstream.
         let sub_paths = self.pod_dir(uid).join("volume-subpaths");
         let removed = tokio::task::spawn_blocking(move || kernel::remove_tree(&sub_paths)).await;
@@ -405,8 +414,8 @@ impl Volumes {
         self.trust_bundles.forget(uid);
         self.pod_certificates.forget(uid);
         self.objects.release(uid);
-        let dir = self.pod_dir(uid);
-        let removed = tokio::task::spawn_blocking(move || kernel::remove_tree(&dir)).await;
+        let volumes = self.pod_dir(uid).join("volumes");
+        let removed = tokio::task::spawn_blocking(move || kernel::remove_tree(&volumes)).await;
         removed.map_err(io::Error::other)??;
         self.csi.release(uid);
         Ok(())

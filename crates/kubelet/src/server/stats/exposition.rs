@@ -5,6 +5,7 @@ use super::{PodFigures, PodKey, Pods, cpu_nanoseconds, number, pods, swap, worki
 use crate::pod::context::Context;
 use crate::server::{Answer, answer, full, text};
 use crate::volumes::stats::{MeasuredVolume, VolumeFigures};
+use ferrite_component::metrics::escaped;
 use ferrite_cri::v1::{ContainerStats, NetworkInterfaceUsage, UInt64Value};
 use hyper::StatusCode;
 use std::collections::BTreeMap;
@@ -249,7 +250,10 @@ fn cadvisor_text(pods: &Pods) -> String {
             network.into_iter().flat_map(|n| &n.interfaces).filter_map(move |interface| {
                 let labels = format!(
                     "interface=\"{}\",namespace=\"{}\",pod=\"{}\"",
-                    interface.name, pod.namespace, pod.name
+                    // A pod with CAP_NET_ADMIN chooses it.
+                    escaped(&interface.name),
+                    pod.namespace,
+                    pod.name
                 );
                 Some((labels, number(read(interface))? as f64))
             })
@@ -288,7 +292,9 @@ mod tests {
             ..Default::default()
         };
         let eth0 = NetworkInterfaceUsage { name: "eth0".into(), tx_bytes: value(9), ..Default::default() };
-        let network = Some(NetworkUsage { interfaces: vec![eth0], ..Default::default() });
+        let odd =
+            NetworkInterfaceUsage { name: "x\",pod=\"y".into(), tx_bytes: value(8), ..Default::default() };
+        let network = Some(NetworkUsage { interfaces: vec![eth0, odd], ..Default::default() });
         let whole = Some(LinuxPodSandboxStats { network, ..Default::default() });
         let created = [("abc".to_owned(), 2_500_000_000)].into();
         let key = PodKey { namespace: "n".into(), name: "p".into(), uid: "u".into() };
@@ -321,6 +327,7 @@ mod tests {
         for line in [
             "container_cpu_usage_seconds_total{container=\"c\",name=\"abc\",namespace=\"n\",pod=\"p\"} 1.5\n",
             "container_network_transmit_bytes_total{interface=\"eth0\",namespace=\"n\",pod=\"p\"} 9\n",
+            "container_network_transmit_bytes_total{interface=\"x\\\",pod=\\\"y\",namespace=\"n\",pod=\"p\"} 8\n",
             "# TYPE machine_memory_bytes gauge\n",
         ] {
             assert!(text.contains(line), "{line} in {text}");
