@@ -67,7 +67,7 @@ impl Bridge {
         tracing::warn!("somebody else changed the rules for what pods send; making them again");
         port_filter::prepare(&self.host, &self.config.name)?;
         for (link, sender) in broken {
-            self.guard_sender(&link, sender.addresses, sender.limit);
+            self.guard_sender(&link, sender.addresses, sender.limit)?;
         }
         Ok(())
     }
