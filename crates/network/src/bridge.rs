@@ -1,5 +1,6 @@
 //! One node's pod network: a bridge, and a veth pair per sandbox.
 
+mod base;
 mod config;
 mod heal;
 mod links;
@@ -8,7 +9,7 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use async_trait::async_trait;
 use ferrite_netlink::{Connection, Netns, PortFlags, VethLink};
@@ -53,6 +54,14 @@ pub struct Bridge {
     senders: Mutex<HashMap<String, Sender>>,
     /// True if ports were isolated when the last one was made.
     isolated: AtomicBool,
+    /// The isolation that was asked for.
+    isolation: OnceLock<Isolation>,
+    /// True once packets to Services have a route.
+    routes_services: AtomicBool,
+    /// Further addresses of the node on the bridge.
+    node_addresses: Mutex<Vec<IpAddr>>,
+    /// Held while parts are made again, so that the network is not removed in the middle of it.
+    healing: tokio::sync::Mutex<()>,
     state: State,
     removed: AtomicBool,
 }
@@ -141,6 +150,10 @@ impl Bridge {
             guard: GuardSlot::default(),
             senders: Mutex::default(),
             isolated: AtomicBool::new(false),
+            isolation: OnceLock::new(),
+            routes_services: AtomicBool::new(false),
+            node_addresses: Mutex::default(),
+            healing: tokio::sync::Mutex::default(),
             state,
             removed,
         });
@@ -166,7 +179,12 @@ impl Bridge {
     pub async fn add_node_address(&self, address: IpAddr) -> Result<(), NetworkError> {
         self.check_open()?;
         let fail = NetworkError::netlink(format!("address {address} of bridge {}", self.config.name));
-        addresses::add_host(&self.conn, &self.config.name, address).await.map_err(fail)
+        addresses::add_host(&self.conn, &self.config.name, address).await.map_err(fail)?;
+        let mut known = self.node_addresses.lock().unwrap_or_else(PoisonError::into_inner);
+        if !known.contains(&address) {
+            known.push(address);
+        }
+        Ok(())
     }
 
     /// The ranges of this node's pods.
@@ -189,15 +207,18 @@ impl Bridge {
     pub async fn route_services(&self) -> Result<(), NetworkError> {
         self.check_open()?;
         match self.state.load()? {
-            Some(record) => rules::add_service_route(&self.conn, &record).await,
-            None => Ok(()),
+            Some(record) => rules::add_service_route(&self.conn, &record).await?,
+            None => return Ok(()),
         }
+        self.routes_services.store(true, Ordering::SeqCst);
+        Ok(())
     }
 
     /// Sets the network apart from others of this node. The first word holds until the network is removed.
     pub async fn isolate(&self, isolation: Isolation) -> Result<(), NetworkError> {
         self.check_open()?;
         let families = self.config.pod_cidrs.families();
+        let isolation = *self.isolation.get_or_init(|| isolation);
         rules::add_isolation(&self.host, &self.config.name, &families, isolation)
     }
 
@@ -369,6 +390,7 @@ impl Bridge {
     /// links. May be repeated.
     pub async fn remove(&self) -> Result<(), NetworkError> {
         self.removed.store(true, Ordering::SeqCst);
+        let _turn = self.healing.lock().await;
         let sandboxes = self.with_ipam(|ipam| Ok(ipam.sandboxes())).await?;
         if let Some(record) = self.state.load()? {
             undo(&self.host, &self.conn, &record, &sandboxes).await?;
