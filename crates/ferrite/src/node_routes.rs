@@ -16,9 +16,8 @@ pub async fn start(
     client: kube::Client,
     scope: &Scope,
 ) -> Result<(), BoxError> {
-    let cluster = config.cluster_cidrs;
+    let changes = Changes::watch(config.cluster_cidrs, &config.bridge)?;
     let router = Router::open(config).await?;
-    let changes = Changes::watch(cluster)?;
     let nodes = Informer::start_slim(Api::all(client), ListSelector::everything(), scope, slim);
     let wake = Arc::new(Notify::new());
     let woken = Arc::clone(&wake);
@@ -32,7 +31,7 @@ pub async fn start(
     Ok(())
 }
 
-/// Wakes the router when somebody else changes links, addresses or our routes.
+/// Wakes the router when somebody else changes links, addresses, our routes, or rules that packets of pods meet.
 async fn watch_kernel(mut changes: Changes, wake: Arc<Notify>) {
     while changes.next().await.is_ok() {
         wake.notify_one();

@@ -19,6 +19,7 @@ mod pool;
 pub mod routes;
 mod run;
 mod serve;
+mod shares;
 mod status;
 mod table;
 

@@ -5,6 +5,7 @@ use crate::certificates::{TlsError, certified};
 use crate::limits::Limits;
 use crate::routes::{BackendRef, Finding, build};
 use crate::serve::{Entrance, Proxy};
+use crate::shares;
 use crate::status;
 use crate::table::{Backend, Table, Tables};
 use ferrite_client::{
@@ -21,7 +22,7 @@ use tokio::sync::Notify;
 
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
 const BY_SERVICE: &str = "ingress/service";
-/// Every Secret that an Ingress names is watched by itself; more are not read.
+/// Every Secret that an Ingress names is watched by itself. Of more, each namespace has its share.
 const MAX_SECRETS: usize = 1000;
 
 /// Where the proxy reads from.
@@ -242,7 +243,11 @@ impl Follower {
     fn read_certificates(&mut self) -> Vec<Finding> {
         let routes = Arc::clone(&self.table.routes);
         let named: BTreeSet<&ObjectKey> = routes.certificates.values().collect();
-        let named: BTreeSet<&ObjectKey> = named.into_iter().take(MAX_SECRETS).collect();
+        let is_there = |key: &ObjectKey| {
+            self.secrets.get(key).is_some_and(|watched| watched.informer.get(key).is_some())
+        };
+        let all = named;
+        let named = shares::chosen(&all, MAX_SECRETS, is_there);
         self.secrets.retain(|key, watched| {
             let kept = named.contains(key);
             if !kept {
@@ -282,7 +287,8 @@ impl Follower {
                 None => {}
             }
         }
-        let findings = self.about_secrets(&problems);
+        let mut findings = self.about_secrets(&problems);
+        findings.extend(self.about_unread(&all.difference(&named).copied().collect()));
         self.table.certificates = Arc::new(certificates);
         findings
     }
@@ -320,6 +326,29 @@ impl Follower {
             }
         }
         findings
+    }
+
+    /// Findings for the Ingresses with Secrets that are not read: one for each, however many Secrets it names.
+    fn about_unread(&self, unread: &HashSet<&ObjectKey>) -> Vec<Finding> {
+        if unread.is_empty() {
+            return Vec::new();
+        }
+        let names_one = |ingress: &Ingress, namespace: &str| {
+            let tls = ingress.spec.iter().flat_map(|spec| spec.tls.iter().flatten());
+            let mut names = tls.filter_map(|tls| tls.secret_name.as_deref());
+            names.any(|name| unread.contains(&ObjectKey::new(namespace, name)))
+        };
+        let ingresses = self.sources.ingresses.list();
+        let keys = ingresses.iter().filter_map(|ingress| {
+            let key = ObjectKey::of(&**ingress);
+            names_one(ingress, &key.namespace).then_some(key)
+        });
+        let message = format!(
+            "Secrets are not read: all Ingresses name more than {MAX_SECRETS}, and namespaces have equal shares; \
+             name fewer Secrets in this namespace"
+        );
+        keys.map(|ingress| Finding { ingress, reason: "TooManyCertificates", message: message.clone() })
+            .collect()
     }
 
     /// Reports findings to the authors of Ingresses, once.

@@ -11,7 +11,7 @@ use tokio::io::unix::AsyncFd;
 
 use crate::socket::{attach_filter, open, receive_datagram};
 use crate::{
-    AddressEntry, Error, Link, Message, Netns, Protocol, RouteEntry, address, link, messages, route,
+    AddressEntry, Error, Link, Message, Netns, Protocol, RouteEntry, address, link, messages, route, rule,
 };
 
 /// The kernel writes events into messages of at most 8 KiB.
@@ -64,7 +64,7 @@ fn is_loss(error: &io::Error) -> bool {
     error.raw_os_error().is_none_or(|errno| errno == libc::ENOBUFS)
 }
 
-/// A change of links, addresses or routes.
+/// A change of links, addresses, routes or rules.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NetworkEvent {
@@ -75,6 +75,8 @@ pub enum NetworkEvent {
     DelAddress(AddressEntry),
     NewRoute(RouteEntry),
     DelRoute(RouteEntry),
+    /// A rule that chooses a routing table was added or deleted.
+    Rule,
     /// Events were lost: anything may have changed.
     Lost,
 }
@@ -88,12 +90,13 @@ impl NetworkEvent {
             address::DELETE => AddressEntry::parse(message).map(Self::DelAddress),
             route::NEW => RouteEntry::parse(message).map(Self::NewRoute),
             route::DELETE => RouteEntry::parse(message).map(Self::DelRoute),
+            rule::NEW | rule::DELETE => Some(Self::Rule),
             _ => None,
         }
     }
 }
 
-/// Changes of the links, addresses and routes of a network namespace.
+/// Changes of the links, addresses, routes and rules of a network namespace.
 #[derive(Debug)]
 pub struct NetworkEvents {
     socket: EventSocket,
@@ -105,10 +108,10 @@ impl NetworkEvents {
     /// Events of IPv4, and of IPv6 if it is asked for.
     pub fn listen(netns: Option<&Netns>, ipv6: bool) -> Result<Self, Error> {
         const LINKS: u32 = 1;
-        const ADDRESSES_AND_ROUTES: u32 = 1 << 4 | 1 << 6;
-        const ADDRESSES_AND_ROUTES_OF_IPV6: u32 = 1 << 8 | 1 << 10;
+        const ADDRESSES_ROUTES_RULES: u32 = 1 << 4 | 1 << 6 | 1 << 7;
+        const ADDRESSES_ROUTES_RULES_OF_IPV6: u32 = 1 << 8 | 1 << 10 | 1 << 18;
         const ROOM: usize = 1024 * 1024;
-        let groups = LINKS | ADDRESSES_AND_ROUTES | if ipv6 { ADDRESSES_AND_ROUTES_OF_IPV6 } else { 0 };
+        let groups = LINKS | ADDRESSES_ROUTES_RULES | if ipv6 { ADDRESSES_ROUTES_RULES_OF_IPV6 } else { 0 };
         let socket = EventSocket::open(Protocol::Route, netns, groups, ROOM)?;
         Ok(Self { socket, waiting: VecDeque::new() })
     }

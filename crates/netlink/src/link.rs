@@ -62,6 +62,8 @@ pub struct Link {
     pub has_carrier: bool,
     /// Of a bridge's port.
     pub port: PortFlags,
+    /// The hardware address.
+    pub hardware: Option<[u8; 6]>,
 }
 
 impl Link {
@@ -82,6 +84,7 @@ impl Link {
             is_up: flags & UP != 0,
             has_carrier: flags & LOWER_UP != 0,
             port: PortFlags::parse(attributes.nested(INFO).unwrap_or_default()),
+            hardware: attributes.get(ADDRESS).and_then(|bytes| bytes.try_into().ok()),
         })
     }
 

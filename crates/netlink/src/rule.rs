@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use crate::message::{family_of, flag};
 use crate::{Connection, Error, Message, Messages};
 
-const NEW: u16 = 32;
-const DELETE: u16 = 33;
+pub(crate) const NEW: u16 = 32;
+pub(crate) const DELETE: u16 = 33;
 const GET: u16 = 34;
 /// The length of `fib_rule_hdr`.
 const FIXED: usize = 12;

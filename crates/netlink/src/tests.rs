@@ -104,6 +104,7 @@ fn links_that_are_there() {
     let fixed = [[0; 4], 9_u32.to_le_bytes(), 0x1_0001_u32.to_le_bytes(), [0; 4]].concat();
     let bytes = [
         fixed.clone(),
+        attribute(1, &[2, 0, 0, 0, 0, 9]),
         attribute(3, b"veth1\0"),
         attribute(20, b"sandbox"),
         attribute(4, &[0xdc, 5, 0, 0]),
@@ -123,10 +124,13 @@ fn links_that_are_there() {
         is_up: true,
         has_carrier: true,
         port: PortFlags { hairpin: Some(true), isolated: Some(false) },
+        hardware: Some([2, 0, 0, 0, 0, 9]),
     };
     assert_eq!(Link::parse(&message(16, &bytes)), Some(want.clone()));
     assert_eq!(NetworkEvent::parse(&message(17, &bytes)), Some(NetworkEvent::DelLink(want)));
     assert_eq!(Link::parse(&message(18, &bytes)), None, "not about a link");
+    assert_eq!(NetworkEvent::parse(&message(32, &[])), Some(NetworkEvent::Rule));
+    assert_eq!(NetworkEvent::parse(&message(33, &[])), Some(NetworkEvent::Rule));
     assert_eq!(Link::parse(&message(16, &fixed)), None, "without a name");
     assert_eq!(Link::parse(&message(16, &bytes[..10])), None, "cut off");
 }

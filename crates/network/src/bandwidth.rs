@@ -91,7 +91,29 @@ pub(crate) async fn limit(
     link: &str,
     bits_per_second: u64,
 ) -> Result<(), ferrite_netlink::Error> {
+    limit_with_burst(conn, link, bits_per_second, None).await
+}
+
+/// The queue of a rate and the bits that may go at once.
+fn bytes_at_once(bits_per_second: u64, burst_bits: Option<u64>) -> (u64, u64) {
     let (burst, waiting) = burst_and_limit(bits_per_second);
+    match burst_bits {
+        None => (burst, waiting),
+        Some(bits) => {
+            let own = (bits / 8).max(1);
+            (own, waiting.saturating_sub(burst).saturating_add(own))
+        }
+    }
+}
+
+/// [`limit`], with the number of bits that may go at once.
+pub(crate) async fn limit_with_burst(
+    conn: &Connection,
+    link: &str,
+    bits_per_second: u64,
+    burst_bits: Option<u64>,
+) -> Result<(), ferrite_netlink::Error> {
+    let (burst, waiting) = bytes_at_once(bits_per_second, burst_bits);
     let within = |bytes: u64| u32::try_from(bytes).unwrap_or(u32::MAX);
     let queue = TokenBucket {
         bytes_per_second: (bits_per_second / 8).max(1),
@@ -137,6 +159,8 @@ mod tests {
             (1_000_000_000_000_000, 1_073_741_823, 2_147_483_647),
         ] {
             assert_eq!(burst_and_limit(rate), (burst, waiting), "{rate}");
+            assert_eq!(bytes_at_once(rate, None), (burst, waiting), "{rate}");
         }
+        assert_eq!(bytes_at_once(8_000_000, Some(8_000)), (1_000, 26_000));
     }
 }

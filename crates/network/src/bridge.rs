@@ -1,5 +1,6 @@
 //! One node's pod network: a bridge, and a veth pair per sandbox.
 
+mod base;
 mod config;
 mod heal;
 mod links;
@@ -22,14 +23,15 @@ use self::links::{
 };
 pub(crate) use self::links::{delete_link, find_link, hash_name, is_host_link, open_netns};
 use crate::addresses::{self, hardware_address};
+use crate::guard::GuardSlot;
 use crate::host_ports::{self, HostPorts};
 use crate::ipam::Ipam;
 use crate::overlap::{self, Ranges};
 use crate::port_filter::{self, Sender};
 use crate::state::{Record, State, boot_id};
 use crate::{
-    Addresses, Attachment, Cidr, Cidrs, IpFamily, NetworkError, NotReady, PodGuard, PodNetwork, PodRef,
-    bandwidth, forwarding, rules,
+    Addresses, Attachment, Cidr, Cidrs, Failures, IpFamily, NetworkError, NotReady, PodGuard, PodNetwork,
+    PodRef, bandwidth, forwarding, rules,
 };
 
 /// The built-in pod network of one node.
@@ -47,11 +49,19 @@ pub struct Bridge {
     host_ports: Arc<Mutex<HostPorts>>,
     /// The generations of rulesets that changes of host ports made.
     own_rules: OwnGenerations,
-    guard: OnceLock<Arc<dyn PodGuard>>,
+    guard: GuardSlot,
     /// The pods behind links of this node, by link: what the table of senders must have.
     senders: Mutex<HashMap<String, Sender>>,
     /// True if ports were isolated when the last one was made.
     isolated: AtomicBool,
+    /// The isolation that was asked for.
+    isolation: OnceLock<Isolation>,
+    /// True once packets to Services have a route.
+    routes_services: AtomicBool,
+    /// Further addresses of the node on the bridge.
+    node_addresses: Mutex<Vec<IpAddr>>,
+    /// Held while parts are made again, so that the network is not removed in the middle of it.
+    healing: tokio::sync::Mutex<()>,
     state: State,
     removed: AtomicBool,
 }
@@ -137,9 +147,13 @@ impl Bridge {
             ipam: Arc::new(Mutex::new(ipam)),
             host_ports: Arc::new(Mutex::new(ports)),
             own_rules,
-            guard: OnceLock::new(),
+            guard: GuardSlot::default(),
             senders: Mutex::default(),
             isolated: AtomicBool::new(false),
+            isolation: OnceLock::new(),
+            routes_services: AtomicBool::new(false),
+            node_addresses: Mutex::default(),
+            healing: tokio::sync::Mutex::default(),
             state,
             removed,
         });
@@ -165,7 +179,12 @@ impl Bridge {
     pub async fn add_node_address(&self, address: IpAddr) -> Result<(), NetworkError> {
         self.check_open()?;
         let fail = NetworkError::netlink(format!("address {address} of bridge {}", self.config.name));
-        addresses::add_host(&self.conn, &self.config.name, address).await.map_err(fail)
+        addresses::add_host(&self.conn, &self.config.name, address).await.map_err(fail)?;
+        let mut known = self.node_addresses.lock().unwrap_or_else(PoisonError::into_inner);
+        if !known.contains(&address) {
+            known.push(address);
+        }
+        Ok(())
     }
 
     /// The ranges of this node's pods.
@@ -175,7 +194,12 @@ impl Bridge {
 
     /// Pods that are attached from now on are covered by the guard before they get their link. The first one stays.
     pub fn set_guard(&self, guard: Arc<dyn PodGuard>) {
-        let _ = self.guard.set(guard);
+        self.guard.set(guard);
+    }
+
+    /// Refuses pods until there is a guard, and pods whose packets the kernel cannot judge.
+    pub fn require_guard(&self) {
+        self.guard.require();
     }
 
     /// Lets packets to Services pass to a service proxy on this node, also those of the node's own processes. May be
@@ -183,15 +207,18 @@ impl Bridge {
     pub async fn route_services(&self) -> Result<(), NetworkError> {
         self.check_open()?;
         match self.state.load()? {
-            Some(record) => rules::add_service_route(&self.conn, &record).await,
-            None => Ok(()),
+            Some(record) => rules::add_service_route(&self.conn, &record).await?,
+            None => return Ok(()),
         }
+        self.routes_services.store(true, Ordering::SeqCst);
+        Ok(())
     }
 
     /// Sets the network apart from others of this node. The first word holds until the network is removed.
     pub async fn isolate(&self, isolation: Isolation) -> Result<(), NetworkError> {
         self.check_open()?;
         let families = self.config.pod_cidrs.families();
+        let isolation = *self.isolation.get_or_init(|| isolation);
         rules::add_isolation(&self.host, &self.config.name, &families, isolation)
     }
 
@@ -206,6 +233,7 @@ impl Bridge {
         port: &Port,
     ) -> Result<Addresses, NetworkError> {
         self.check_open()?;
+        self.guard.check(pod)?;
         let netns = open_netns(netns)?;
         let fail = |what: &str| {
             NetworkError::netlink(format!("{what} of pod {}/{} (sandbox {owner})", pod.namespace, pod.name))
@@ -213,9 +241,7 @@ impl Bridge {
         let pod_conn = Connection::new_in(&netns).map_err(fail("netlink socket in the namespace"))?;
         let (name, wanted) = (owner.to_owned(), port.address);
         let addresses = self.with_ipam(move |ipam| ipam.reserve_wanted(&name, wanted)).await?;
-        if let Some(guard) = self.guard.get() {
-            guard.cover(owner, pod, &addresses.iter().copied().collect::<Vec<_>>()).await?;
-        }
+        self.guard.cover(owner, pod, &addresses.iter().copied().collect::<Vec<_>>()).await?;
         let link = port.link.as_str();
         self.link_pod(owner, &netns, &pod_conn, link, *addresses.primary()).await?;
 
@@ -227,7 +253,7 @@ impl Bridge {
         let isolated = self.isolate_ports().await?;
         let flags = PortFlags { hairpin: Some(true), isolated: Some(isolated) };
         self.conn.set_bridge_port(host_end, flags).await.map_err(fail("bridge port flags"))?;
-        self.guard_sender(host_end, addresses, pod.bandwidth.egress);
+        self.guard_sender(host_end, addresses, pod.bandwidth.egress)?;
         if let Some(bits) = pod.bandwidth.ingress {
             bandwidth::limit(&self.conn, host_end, bits).await.map_err(fail("ingress bandwidth"))?;
         }
@@ -271,15 +297,20 @@ impl Bridge {
         Some((range.nth(1)?, range))
     }
 
-    /// Lets the pod behind a link send from its own address only.
-    fn guard_sender(&self, link: &str, addresses: Addresses, limit: Option<u64>) {
+    /// Lets the pod behind a link send from its own address only. A network that requires a guard takes no pod that
+    /// could speak as another one.
+    fn guard_sender(&self, link: &str, addresses: Addresses, limit: Option<u64>) -> Result<(), NetworkError> {
         let sender = Sender::new(link, addresses, limit);
         if let Err(error) = port_filter::guard(&self.host, &self.config.name, &sender) {
+            if self.guard.is_required() {
+                return Err(error);
+            }
             // As on a kernel built without nftables for links.
             tracing::warn!(%error, cause = error_source(&error), %addresses, "a pod can forge the source of its packets");
-            return;
+            return Ok(());
         }
         self.senders.lock().unwrap_or_else(PoisonError::into_inner).insert(link.to_owned(), sender);
+        Ok(())
     }
 
     /// Adds missing filters for pods of an earlier process.
@@ -292,7 +323,7 @@ impl Bridge {
             if port_filter::is_whole(&guarded, &sender) {
                 self.senders.lock().unwrap_or_else(PoisonError::into_inner).insert(link, sender);
             } else if find_link(&self.conn, &link).await?.is_some() {
-                self.guard_sender(&link, addresses, None);
+                self.guard_sender(&link, addresses, None)?;
             }
         }
         Ok(())
@@ -341,23 +372,25 @@ impl Bridge {
     pub async fn reconcile(&self, live: &[String]) -> Result<(), NetworkError> {
         self.check_open()?;
         let known = self.with_ipam(|ipam| Ok(ipam.sandboxes())).await?;
+        let mut failures = Failures::new("free the addresses of pods that are gone");
         for sandbox in known.iter().filter(|sandbox| !live.contains(sandbox)) {
-            self.release(sandbox).await?;
+            failures.note(sandbox, self.release(sandbox).await);
         }
         let expected: Vec<String> = live.iter().map(|sandbox| host_link(sandbox)).collect();
         for name in ports(&self.conn, &self.config.name).await? {
             if !expected.contains(&name) {
-                delete_link(&self.conn, &name).await?;
-                self.forget_sender(&name)?;
+                failures.note(&name, delete_link(&self.conn, &name).await);
+                failures.note(&name, self.forget_sender(&name));
             }
         }
-        Ok(())
+        failures.result()
     }
 
     /// Deletes everything the network made, its state included. Pods that are still attached lose their
     /// links. May be repeated.
     pub async fn remove(&self) -> Result<(), NetworkError> {
         self.removed.store(true, Ordering::SeqCst);
+        let _turn = self.healing.lock().await;
         let sandboxes = self.with_ipam(|ipam| Ok(ipam.sandboxes())).await?;
         if let Some(record) = self.state.load()? {
             undo(&self.host, &self.conn, &record, &sandboxes).await?;
@@ -454,9 +487,7 @@ impl Bridge {
         let link = host_link(sandbox);
         delete_link(&self.conn, &link).await?;
         self.forget_sender(&link)?;
-        if let Some(guard) = self.guard.get() {
-            guard.uncover(sandbox).await;
-        }
+        self.guard.uncover(sandbox).await;
         let sandbox = sandbox.to_owned();
         self.with_ipam(move |ipam| ipam.release(&sandbox)).await
     }
@@ -513,7 +544,8 @@ impl PodNetwork for Bridge {
     }
 
     fn ready(&self) -> Result<(), NotReady> {
-        self.check_open().map_err(|error| NotReady(error.to_string()))
+        self.check_open().map_err(|error| NotReady(error.to_string()))?;
+        self.guard.ready()
     }
 }
 

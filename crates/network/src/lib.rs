@@ -10,6 +10,7 @@ mod cidr;
 pub mod cni;
 mod families;
 mod forwarding;
+mod guard;
 mod host_ports;
 mod ipam;
 mod node;
@@ -33,7 +34,7 @@ pub use cidr::{Cidr, CidrError};
 pub use families::{Addresses, Cidrs, FamiliesError, OfFamily, PerFamily};
 pub use ferrite_nft::IpFamily;
 pub use host_ports::{HostPort, PortProtocol, published_ports};
-pub use node::{node_address, node_addresses};
+pub use node::{machine_addresses, node_address, node_addresses};
 pub use routes::{
     Changes, Encapsulation, Peer, Router, RouterConfig, VXLAN_OVERHEAD, VXLAN_OVERHEAD_IPV6, pod_mtu,
     pod_mtu_in,
@@ -47,6 +48,8 @@ pub struct PodRef {
     pub namespace: String,
     pub name: String,
     pub uid: String,
+    /// The pod comes from a file or URL of the node. The API server may not know it.
+    pub is_static: bool,
     /// Ports of the node that lead to the pod.
     pub host_ports: Vec<HostPort>,
     pub bandwidth: Bandwidth,
@@ -132,6 +135,16 @@ pub enum NetworkError {
         "no free address in {range}: all {capacity} are in use; remove pods or give the node a larger pod CIDR"
     )]
     Exhausted { range: String, capacity: u128 },
+    /// Some of several failed; the others are done.
+    #[error("{what}: {} failed, the first one is", failed.len())]
+    Several {
+        what: &'static str,
+        /// At least one.
+        #[source]
+        first: Box<NetworkError>,
+        /// What failed, with the reasons.
+        failed: Vec<String>,
+    },
     /// The configuration cannot work.
     #[error("network configuration: {0}")]
     Config(String),
@@ -151,6 +164,38 @@ pub enum NetworkError {
     /// [`Bridge::remove`] has run; the network is gone.
     #[error("the pod network {0} has been removed")]
     Removed(String),
+}
+
+/// Collects the failures of independent steps.
+pub(crate) struct Failures {
+    what: &'static str,
+    first: Option<NetworkError>,
+    failed: Vec<String>,
+}
+
+impl Failures {
+    pub(crate) fn new(what: &'static str) -> Self {
+        Self { what, first: None, failed: Vec::new() }
+    }
+
+    /// Notes the end of one step; a failure is logged.
+    pub(crate) fn note(&mut self, step: &str, result: Result<(), NetworkError>) {
+        let Err(error) = result else { return };
+        let causes = std::iter::successors(Some(&error as &dyn std::error::Error), |error| error.source());
+        let text = causes.map(ToString::to_string).collect::<Vec<_>>().join(": ");
+        tracing::warn!(step, error = text, "cannot {}", self.what);
+        self.failed.push(format!("{step}: {text}"));
+        self.first.get_or_insert(error);
+    }
+
+    pub(crate) fn result(self) -> Result<(), NetworkError> {
+        match self.first {
+            None => Ok(()),
+            Some(first) => {
+                Err(NetworkError::Several { what: self.what, first: Box::new(first), failed: self.failed })
+            }
+        }
+    }
 }
 
 impl NetworkError {

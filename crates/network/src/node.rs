@@ -34,6 +34,16 @@ pub async fn node_addresses(families: &[IpFamily]) -> Result<Vec<IpAddr>, Networ
     Ok(families.iter().filter_map(|family| choose(&defaults, &globals, *family)).collect())
 }
 
+/// The addresses by which others may reach the machine: all but those of bridges and of single links.
+pub async fn machine_addresses() -> Result<Vec<IpAddr>, NetworkError> {
+    let (_, globals) = read().await?;
+    let usable = globals.into_iter().filter(|global| !global.on_bridge && !global.address.is_loopback());
+    let mut addresses: Vec<IpAddr> = usable.map(|global| global.address).collect();
+    addresses.sort();
+    addresses.dedup();
+    Ok(addresses)
+}
+
 async fn read() -> Result<(Vec<DefaultRoute>, Vec<Global>), NetworkError> {
     let fail = || NetworkError::netlink("look up the node's address");
     let conn = Connection::new().map_err(fail())?;

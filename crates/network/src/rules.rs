@@ -118,6 +118,11 @@ fn isolation_table(bridge: &str) -> String {
     format!("{PREFIX}apart-{bridge}")
 }
 
+/// The tables of a network that depend on no pod.
+pub(crate) fn base_tables(bridge: &str) -> [String; 2] {
+    [format!("{PREFIX}{bridge}"), isolation_table(bridge)]
+}
+
 /// All tables of a network.
 fn own_tables(record: &Record) -> [String; 5] {
     let bridge = &record.bridge;
@@ -178,6 +183,56 @@ pub(crate) fn add_masquerade(host: &Netns, record: &Record) -> Result<(), Networ
         rules.commit(batch).map_err(fail())?;
     }
     Ok(())
+}
+
+/// [`add_masquerade`] where rules are missing. Returns true if that was so.
+pub(crate) fn restore_masquerade(host: &Netns, record: &Record) -> Result<bool, NetworkError> {
+    let name = table(record);
+    let rules_of = |family| if family == IpFamily::V6 { 2 } else { 1 };
+    let wanted = record.pod_cidrs.families().into_iter().map(|family| (family, rules_of(family)));
+    if has_rules(host, &name, wanted)? {
+        return Ok(false);
+    }
+    add_masquerade(host, record)?;
+    Ok(true)
+}
+
+/// [`add_isolation`] where rules are missing. Returns true if that was so.
+pub(crate) fn restore_isolation(
+    host: &Netns,
+    bridge: &str,
+    families: &[IpFamily],
+    isolation: Isolation,
+) -> Result<bool, NetworkError> {
+    let name = isolation_table(bridge);
+    if has_rules(host, &name, families.iter().map(|family| (*family, 2)))? {
+        return Ok(false);
+    }
+    let mut rules =
+        Ruleset::open(Some(host)).map_err(NetworkError::netlink(format!("nftables table {name}")))?;
+    // Rules are only added to a table that is not there.
+    delete_tables(&mut rules, &name)?;
+    add_isolation(host, bridge, families, isolation)?;
+    Ok(true)
+}
+
+/// Returns true if a table has this number of rules in each family: others remove rules, or all of them.
+fn has_rules(
+    host: &Netns,
+    name: &str,
+    wanted: impl Iterator<Item = (IpFamily, usize)>,
+) -> Result<bool, NetworkError> {
+    let fail = || NetworkError::netlink(format!("nftables table {name}"));
+    let mut rules = Ruleset::open(Some(host)).map_err(fail())?;
+    for (family, count) in wanted {
+        let family = TableFamily::from(family);
+        if !rules.has_table(family, name).map_err(fail())?
+            || rules.rules(family, name).map_err(fail())?.len() < count
+        {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// Isolates the bridge. Rules of an earlier call stay: the rules of one bridge do not change, and it is
@@ -257,6 +312,12 @@ pub(crate) fn delete_tables(rules: &mut Ruleset, name: &str) -> Result<(), Netwo
         }
     }
     Ok(())
+}
+
+/// Returns true if a table may have chains that keep packets of pods from being forwarded. Ours have none, and neither has
+/// that of a service proxy, which changes all the time.
+pub(crate) fn may_forward(table: &str) -> bool {
+    !table.starts_with(PREFIX) && !table.starts_with("kube-proxy")
 }
 
 /// The kernel's number of the forward hook.

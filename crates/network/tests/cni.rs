@@ -206,6 +206,40 @@ async fn plugins_that_fail() {
 }
 
 #[tokio::test]
+async fn a_pod_that_nobody_would_cover_is_refused_before_its_plugins_are_called() {
+    let world = World::new();
+    world.recorder("lan");
+    world.configure("10-net.conf", &json!({"cniVersion": "1.0.0", "name": "net", "type": "lan"}));
+    let (network, ns) = (world.network(), TestNs::new());
+    network.require_guard();
+    let refused = network.attach("box", &ns.path, &pod("web")).await;
+    assert!(matches!(refused, Err(ferrite_network::NetworkError::Guard { .. })), "{refused:?}");
+    assert!(network.ready().unwrap_err().to_string().contains("network policies"));
+    assert!(world.calls().is_empty());
+}
+
+#[tokio::test]
+async fn a_plugin_that_is_gone_does_not_keep_other_pods_from_leaving() {
+    let world = World::new();
+    let (network, ns) = (world.network(), TestNs::new());
+    for (sandbox, kind) in [("a", "gone"), ("b", "lan"), ("c", "gone"), ("d", "lan")] {
+        world.recorder(kind);
+        world.configure("10-net.conf", &json!({"cniVersion": "1.0.0", "name": "net", "type": kind}));
+        network.attach(sandbox, &ns.path, &pod(sandbox)).await.unwrap();
+    }
+    fs::remove_file(world.path("bin").join("gone")).unwrap();
+    world.calls();
+    let failed = network.collect_garbage(&[]).await.unwrap_err();
+    let ferrite_network::NetworkError::Several { failed, .. } = failed else { panic!("{failed}") };
+    assert_eq!(failed.len(), 2, "{failed:?}");
+    assert_eq!(names(&world.calls()), ["DEL lan", "DEL lan"]);
+    // The others are tried again the next time.
+    world.recorder("gone");
+    CniNetwork::purge(&world.path("cache")).await.unwrap();
+    assert_eq!(names(&world.calls()), ["DEL gone", "DEL gone"]);
+}
+
+#[tokio::test]
 async fn a_plugin_that_never_answers_is_ended_with_what_it_started() {
     let world = World::new();
     // It waits for a line that nobody writes, in a child that holds its output open.

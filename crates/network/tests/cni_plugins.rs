@@ -345,3 +345,51 @@ fn addresses_of_many_callers() {
     assert_eq!(result["ips"][0], json!({"address": "10.81.2.10/16", "gateway": "10.81.0.1"}));
     assert_eq!(result["ips"][1], json!({"address": "fd00:1::2/64", "gateway": "fd00:1::1"}));
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_that_would_have_no_effect_are_refused() {
+    let (place, ns) = (Place::new(), TestNs::new());
+    let previous = json!({"cniVersion": "1.0.0", "ips": [{"address": "10.50.0.2/24"}]});
+    let rows = [
+        ("bridge", "macspoofchk", json!(true)),
+        ("bridge", "vlan", json!(100)),
+        ("bridge", "promiscMode", json!(true)),
+        ("bridge", "runtimeConfig", json!({"mac": "02:00:00:00:00:01"})),
+        (
+            "host-local",
+            "ipam",
+            json!({"type": "host-local", "ranges": [[{"subnet": "10.50.0.0/24"}]], "resolvConf": "/etc/resolv.conf"}),
+        ),
+        ("host-local", "runtimeConfig", json!({"ips": ["10.50.0.9/24"]})),
+        ("host-local", "args", json!({"cni": {"ips": ["10.50.0.9/24"]}})),
+        ("bandwidth", "shapedSubnets", json!(["10.0.0.0/8"])),
+        ("portmap", "snat", json!(false)),
+        ("portmap", "markMasqBit", json!(5)),
+    ];
+    for (kind, key, value) in rows {
+        let mut config = place.config(kind, "10.50.0.0/24");
+        config["prevResult"] = previous.clone();
+        config[key] = value;
+        let refused = place.add(&config, "a", &ns).unwrap_err();
+        assert_eq!(refused.code, 7, "{kind} {key}: {refused}");
+        assert!(refused.message.contains(key), "{kind} {key}: {refused}");
+        // What is refused was not made; an earlier version may have made it.
+        place.del(&config, "a", &ns.path);
+    }
+    let mut asked = environment("ADD", "a", &ns.path);
+    asked.args = "IgnoreUnknown=1;IP=10.50.0.9".into();
+    let refused = call(&place.node, "host-local", &asked, &place.config("host-local", "10.50.0.0/24"));
+    assert_eq!(refused.unwrap_err().code, 7);
+
+    let mut config = place.config("bridge", "10.50.0.0/24");
+    for (key, value) in [("macspoofchk", json!(false)), ("vlan", json!(0)), ("promiscMode", json!(false))] {
+        config[key] = value;
+    }
+    config["dns"] = json!({"nameservers": ["10.50.0.1"]});
+    let result = place.add(&config, "a", &ns).unwrap();
+    let own = ns.route().get_link_by_name("eth0").await.unwrap().unwrap().hardware.unwrap();
+    let own: Vec<String> = own.iter().map(|byte| format!("{byte:02x}")).collect();
+    assert_eq!(result["interfaces"][2]["mac"], own.join(":"));
+    assert!(result["interfaces"][0]["mac"].is_string() && result["interfaces"][1]["mac"].is_string());
+    assert_eq!(result["dns"], json!({"nameservers": ["10.50.0.1"]}));
+}

@@ -23,8 +23,8 @@ use crate::model::{Name, PodFacts, Policy};
 const MIRROR: &str = "kubernetes.io/config.mirror";
 /// Longest wait of a new pod for all policies to be known.
 const SYNC_PATIENCE: Duration = Duration::from_secs(60);
-/// Longest wait of a new pod for its own object; after it, policies with label selectors do not select the
-/// pod yet.
+/// Longest wait of a new pod for its own object. A pod without labels would escape the policies that select it, so after
+/// this time it is refused and tried again.
 const POD_PATIENCE: Duration = Duration::from_secs(5);
 /// A table that somebody else keeps changing is not made again more often than this.
 const HEAL_PERIOD: Duration = Duration::from_secs(1);
@@ -211,8 +211,8 @@ impl PolicyGuard {
         self.ready.clone().wait_for(|ready| *ready).await.is_ok()
     }
 
-    /// Waits until the object of a pod is known, for a while.
-    async fn know(&self, pod: &PodRef) {
+    /// Waits until the object of a pod is known, for a while. Returns false if it is not.
+    async fn know(&self, pod: &PodRef) -> bool {
         let key = ObjectKey::new(pod.namespace.clone(), pod.name.clone());
         let known = || {
             self.pods.get(&key).is_some_and(|object| {
@@ -232,13 +232,7 @@ impl PolicyGuard {
                 changed.await;
             }
         };
-        if tokio::time::timeout(POD_PATIENCE, wait).await.is_err() {
-            tracing::warn!(
-                pod = pod.name,
-                namespace = pod.namespace,
-                "a pod starts before its labels are known"
-            );
-        }
+        tokio::time::timeout(POD_PATIENCE, wait).await.is_ok()
     }
 }
 
@@ -252,7 +246,7 @@ impl PodGuard for PolicyGuard {
             Ok(false) => return Err(fail("the node is being shut down")),
             Err(_) => return Err(fail("the policies of the cluster are not known yet")),
         }
-        self.know(pod).await;
+        may_start(pod, self.know(pod).await).map_err(fail)?;
         let (done, answer) = oneshot::channel();
         let (sandbox, addresses) = (sandbox.to_owned(), addresses.to_vec());
         let request = Request::Cover { sandbox, pod: name.clone(), addresses, done };
@@ -270,6 +264,14 @@ impl PodGuard for PolicyGuard {
         if self.requests.send(request).await.is_ok() {
             let _ = answer.await;
         }
+    }
+}
+
+/// A static pod may start before its mirror exists: the API server that would tell its labels may be such a pod.
+fn may_start(pod: &PodRef, is_known: bool) -> Result<(), &'static str> {
+    match is_known || pod.is_static {
+        true => Ok(()),
+        false => Err("the labels of the pod are not known yet"),
     }
 }
 
@@ -473,5 +475,20 @@ fn with_cause(error: &KernelError) -> String {
     match std::error::Error::source(error) {
         Some(cause) => format!("{error}: {cause}"),
         None => error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_static_pods_start_before_their_labels_are_known() {
+        for (is_static, is_known, starts) in
+            [(false, false, false), (false, true, true), (true, false, true), (true, true, true)]
+        {
+            let pod = PodRef { is_static, ..PodRef::default() };
+            assert_eq!(may_start(&pod, is_known).is_ok(), starts, "{is_static} {is_known}");
+        }
     }
 }

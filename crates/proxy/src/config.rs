@@ -37,6 +37,8 @@ pub struct ProxyConfig {
     pub healthz_bind_address: Option<SocketAddr>,
     /// Where `/metrics` and `/proxyMode` are answered.
     pub metrics_bind_address: Option<SocketAddr>,
+    /// The body of `/configz` at the same address: the configuration with defaults, as JSON.
+    pub configz: Option<String>,
 }
 
 impl ProxyConfig {
@@ -57,6 +59,7 @@ impl ProxyConfig {
             sync_period: Duration::from_secs(30),
             healthz_bind_address: None,
             metrics_bind_address: None,
+            configz: None,
         }
     }
 }
@@ -81,9 +84,9 @@ pub enum ProxyError {
 }
 
 impl ProxyConfig {
-    /// The inputs of one family's table, with the addresses that the node has.
-    pub(crate) fn layout(&self, family: IpFamily, addresses: &[IpAddr]) -> LayoutConfig {
-        layout_config(self, family, addresses)
+    /// The inputs of each family's table, with the addresses that the node has.
+    pub(crate) fn layouts(&self, addresses: &[IpAddr]) -> Vec<LayoutConfig> {
+        self.families.iter().map(|family| layout_config(self, *family, addresses)).collect()
     }
 
     /// Where health-check node ports listen.
@@ -129,14 +132,12 @@ fn health_check_addresses(config: &ProxyConfig, addresses: &[IpAddr]) -> Vec<IpA
     for family in &config.families {
         match node_port_addresses(&config.node_port_addresses, *family, addresses) {
             NodePortAddresses::Only(only) => chosen.extend(only),
-            NodePortAddresses::All if *family == IpFamily::V4 => {
-                chosen.insert(Ipv4Addr::UNSPECIFIED.into());
+            NodePortAddresses::All => {
+                chosen.insert(match family {
+                    IpFamily::V4 => Ipv4Addr::UNSPECIFIED.into(),
+                    IpFamily::V6 => std::net::Ipv6Addr::UNSPECIFIED.into(),
+                });
             }
-            // The IPv4 listener answers for dual-stack Services; a node without IPv4 needs the other.
-            NodePortAddresses::All if config.families.len() == 1 => {
-                chosen.insert(std::net::Ipv6Addr::UNSPECIFIED.into());
-            }
-            NodePortAddresses::All => {}
         }
     }
     chosen.into_iter().collect()
@@ -153,6 +154,20 @@ pub(crate) async fn node_addresses() -> Result<Vec<IpAddr>, ProxyError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn health_checks_listen_in_every_family() {
+        let addresses: Vec<IpAddr> = ["10.0.0.5", "fd00::5"].map(|text| text.parse().unwrap()).into();
+        let of = |ranges: &[&str]| {
+            let node_port_addresses = ranges.iter().map(|text| text.parse().unwrap()).collect();
+            let config = ProxyConfig { node_port_addresses, ..ProxyConfig::new("node") };
+            let chosen = config.health_check_addresses(&addresses);
+            chosen.iter().map(IpAddr::to_string).collect::<Vec<_>>()
+        };
+        assert_eq!(of(&[]), ["0.0.0.0", "::"]);
+        assert_eq!(of(&["10.0.0.0/8"]), ["10.0.0.5", "::"]);
+        assert_eq!(of(&["10.0.0.0/8", "fd00::/8"]), ["10.0.0.5", "fd00::5"]);
+    }
 
     #[test]
     fn node_ports_answer_at_addresses_in_the_ranges() {

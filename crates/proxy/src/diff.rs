@@ -7,12 +7,13 @@ mod owners;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt::{self, Write as _};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use self::owners::{Claimant, ClassNumber, HeldClaim, Owners};
 use crate::layout::{
-    BaseChain, Claim, ClaimValue, Class, DesiredPort, Key, LayoutConfig, NodePortAddresses, Policy, SetName,
-    base_chains, class_chains,
+    BaseChain, Claim, ClaimValue, Class, DesiredPort, Frontend, Key, LayoutConfig, NodePortAddresses, Policy,
+    SetName, base_chains, class_chains,
 };
 use crate::model::{EndpointAddress, ServicePortName};
 use ferrite_nft::Bytes;
@@ -35,6 +36,7 @@ struct ClassState {
 struct PortState {
     id: u64,
     claims: Box<[HeldClaim]>,
+    frontends: Box<[Frontend]>,
     cluster: Arc<[EndpointAddress]>,
     local: Arc<[EndpointAddress]>,
     affinity: bool,
@@ -134,8 +136,8 @@ impl Programmed {
         let before = self.ports.remove(name);
         let Some(desired) = desired else {
             if let Some(before) = before {
-                self.release(before.id, before.claims.iter());
                 let after = PortState { id: before.id, ..PortState::default() };
+                self.change_claims(&before, &after);
                 self.endpoints(name, &before, &after);
                 self.ids.remove(&before.id);
             }
@@ -147,15 +149,10 @@ impl Programmed {
             cluster: reslot(&before.cluster, &desired.cluster),
             local: reslot(&before.local, &desired.local),
             claims: without_repeats(desired.claims.into_iter().map(|claim| self.hold(claim)).collect()),
+            frontends: desired.frontends.into(),
             affinity: desired.affinity,
         };
-        if before.claims != after.claims {
-            // Claims of a port change as a whole, except the many that stay: those are neither released nor made.
-            let had: HashSet<&HeldClaim> = before.claims.iter().collect();
-            let wanted: HashSet<&HeldClaim> = after.claims.iter().collect();
-            self.release(before.id, before.claims.iter().filter(|claim| !wanted.contains(claim)));
-            self.claim(before.id, after.claims.iter().filter(|claim| !had.contains(claim)));
-        }
+        self.change_claims(&before, &after);
         self.endpoints(name, &before, &after);
         self.ports.insert(Arc::clone(name), after);
     }
@@ -295,49 +292,115 @@ impl Programmed {
         HeldClaim { key: claim.key, class, set: claim.set }
     }
 
-    fn claim<'a>(&mut self, id: u64, claims: impl Iterator<Item = &'a HeldClaim>) {
-        for claim in claims {
-            if let Some(number) = claim.class {
-                self.use_class(number);
+    /// Makes the claims of `before` those of `after`, which are of the same service port. Claims that stay are neither
+    /// released nor made, and neither does the port leave a frontend that it keeps: nobody gets it for a moment.
+    fn change_claims(&mut self, before: &PortState, after: &PortState) {
+        if before.claims == after.claims && before.frontends == after.frontends {
+            return;
+        }
+        let id = after.id;
+        for (claims, is_used) in [(&after.claims, true), (&before.claims, false)] {
+            for number in claims.iter().filter_map(|claim| claim.class) {
+                self.use_class(number, is_used);
             }
-            match self.owners.claim(claim, id) {
-                Ok(()) => {
-                    let value = claimed_value(Claimant { id, class: claim.class });
-                    let comment = self.comment_of(claim.set, id).unwrap_or_default();
-                    self.changes.set(claim.set, claim.key.clone(), None, Some(value), &comment);
-                }
-                Err(owner)
-                    if owner != id
-                        && matches!(claim.set, SetName::ServiceIps | SetName::ServiceNodePorts) =>
-                {
-                    let name = |id: u64| self.ids.get(&id).map(ToString::to_string).unwrap_or_default();
-                    tracing::warn!(
-                        port = name(id),
-                        owner = name(owner),
-                        "two service ports have the same address; the first keeps it"
-                    );
-                }
-                Err(_) => {}
-            }
+        }
+        let had = effective(&self.owners, &before.claims, id);
+        let moved = self.change_frontends(before, after);
+        let has = effective(&self.owners, &after.claims, id);
+        // Elements leave the table before others with the same key enter it.
+        for (frontend, loser, _) in &moved {
+            self.each_claim_at(*loser, frontend, id, Self::release);
+        }
+        before
+            .claims
+            .iter()
+            .filter(|c| had.contains(c) && !has.contains(c))
+            .for_each(|c| self.release(c, id));
+        after.claims.iter().filter(|c| has.contains(c) && !had.contains(c)).for_each(|c| self.claim(c, id));
+        for (frontend, _, winner) in &moved {
+            self.each_claim_at(*winner, frontend, id, Self::claim);
         }
     }
 
-    fn release<'a>(&mut self, id: u64, claims: impl Iterator<Item = &'a HeldClaim>) {
-        for claim in claims {
-            if let Some(state) = claim.class.and_then(|number| self.classes.get_mut(&number)) {
-                state.uses -= 1;
-            }
-            let Some(released) = self.owners.release(claim, id) else { continue };
-            let before = claimed_value(Claimant { id, class: claim.class });
-            let comment = released.next.and_then(|next| self.comment_of(claim.set, next.id));
-            self.changes.set(
-                claim.set,
-                claim.key.clone(),
-                Some(before),
-                released.next.map(claimed_value),
-                &comment.unwrap_or_default(),
-            );
+    /// Enters and leaves frontends. Returns those that have another owner now, with the owners before and after.
+    fn change_frontends(
+        &mut self,
+        before: &PortState,
+        after: &PortState,
+    ) -> Vec<(Key, Option<u64>, Option<u64>)> {
+        let old: HashSet<&Frontend> = before.frontends.iter().collect();
+        let new: HashSet<&Frontend> = after.frontends.iter().collect();
+        let left = || before.frontends.iter().filter(|frontend| !new.contains(frontend));
+        let entered = || after.frontends.iter().filter(|frontend| !old.contains(frontend));
+        let changed = left().chain(entered()).map(|frontend| &frontend.key);
+        let owned: HashMap<Key, Option<u64>> =
+            changed.map(|key| (key.clone(), self.owners.owner(key))).collect();
+        left().for_each(|frontend| self.owners.leave(frontend, before.id));
+        entered().for_each(|frontend| self.owners.enter(frontend, after.id));
+        self.warn_of_conflict(entered(), after.id, &owned);
+        let moved = owned.into_iter().map(|(key, from)| {
+            let to = self.owners.owner(&key);
+            (key, from, to)
+        });
+        moved.filter(|(_, from, to)| from != to).collect()
+    }
+
+    /// Logs the first conflict and the number of all: the author of a Service decides how many there are.
+    fn warn_of_conflict<'a>(
+        &self,
+        entered: impl Iterator<Item = &'a Frontend>,
+        id: u64,
+        owned: &HashMap<Key, Option<u64>>,
+    ) {
+        let mut conflicts = entered.filter_map(|frontend| {
+            let before = owned.get(&frontend.key).copied().flatten().filter(|before| *before != id)?;
+            let owner = self.owners.owner(&frontend.key)?;
+            Some((owner, if owner == id { before } else { id }))
+        });
+        let Some((owner, loser)) = conflicts.next() else { return };
+        let name = |id: u64| self.ids.get(&id).map(ToString::to_string).unwrap_or_default();
+        tracing::warn!(
+            port = name(loser),
+            owner = name(owner),
+            addresses = 1 + conflicts.count(),
+            "two service ports have the same address; a ClusterIP comes before external addresses, then the older Service"
+        );
+    }
+
+    /// Calls `change` with the claims of another service port than `own` on a frontend.
+    fn each_claim_at(
+        &mut self,
+        port: Option<u64>,
+        frontend: &Key,
+        own: u64,
+        change: fn(&mut Self, &HeldClaim, u64),
+    ) {
+        let Some(id) = port.filter(|id| *id != own) else { return };
+        let Some(state) = self.ids.get(&id).and_then(|name| self.ports.get(name)) else { return };
+        let at = |claim: &&HeldClaim| claim.set.frontend(&claim.key).as_ref() == Some(frontend);
+        let claims: Vec<HeldClaim> = state.claims.iter().filter(at).cloned().collect();
+        claims.iter().for_each(|claim| change(self, claim, id));
+    }
+
+    fn claim(&mut self, claim: &HeldClaim, id: u64) {
+        if self.owners.claim(claim, id) {
+            let value = claimed_value(Claimant { id, class: claim.class });
+            let comment = self.comment_of(claim.set, id).unwrap_or_default();
+            self.changes.set(claim.set, claim.key.clone(), None, Some(value), &comment);
         }
+    }
+
+    fn release(&mut self, claim: &HeldClaim, id: u64) {
+        if self.owners.release(claim, id) {
+            let before = claimed_value(Claimant { id, class: claim.class });
+            self.changes.set(claim.set, claim.key.clone(), Some(before), None, "");
+        }
+    }
+
+    /// Returns true if packets to the address and port go to this service port.
+    pub fn has_frontend(&self, name: &ServicePortName, address: IpAddr, port: u16) -> bool {
+        let owner = self.owners.owner(&Key::service(address, name.protocol, port));
+        owner.is_some() && owner == self.ports.get(name).map(|state| state.id)
     }
 
     /// The number of a class, which is in the table only when it is used.
@@ -363,9 +426,9 @@ impl Programmed {
         number
     }
 
-    fn use_class(&mut self, number: ClassNumber) {
+    fn use_class(&mut self, number: ClassNumber, is_used: bool) {
         if let Some(state) = self.classes.get_mut(&number) {
-            state.uses += 1;
+            state.uses = if is_used { state.uses + 1 } else { state.uses.saturating_sub(1) };
         }
     }
 
@@ -421,6 +484,11 @@ impl Programmed {
             }
         }
     }
+}
+
+/// The claims that have an effect, because the service port has their frontends.
+fn effective<'a>(owners: &Owners, claims: &'a [HeldClaim], id: u64) -> HashSet<&'a HeldClaim> {
+    claims.iter().filter(|claim| owners.is_effective(claim, id)).collect()
 }
 
 /// Two lists of a Service may name the same address.

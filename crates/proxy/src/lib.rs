@@ -10,6 +10,7 @@ pub mod conntrack;
 pub mod diff;
 pub mod health;
 pub mod layout;
+mod lent;
 mod listen;
 mod metrics;
 pub mod model;

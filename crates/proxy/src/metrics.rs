@@ -15,13 +15,13 @@ struct FamilyCounters {
     partial: u64,
     elements: u64,
     last: i64,
+    failures: u64,
 }
 
 /// The proxy's counters.
 #[derive(Debug, Default)]
 pub struct Metrics {
     families: Mutex<BTreeMap<IpFamily, FamilyCounters>>,
-    failures: std::sync::atomic::AtomicU64,
 }
 
 impl Metrics {
@@ -36,20 +36,27 @@ impl Metrics {
         counters.last = now.as_second();
     }
 
-    pub fn failed(&self) {
-        self.failures.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    pub fn failed(&self, family: IpFamily) {
+        let mut families = self.families.lock().unwrap_or_else(PoisonError::into_inner);
+        families.entry(family).or_default().failures += 1;
     }
 
     /// The text format of Prometheus.
     pub fn render(&self) -> String {
         let families = self.families.lock().unwrap_or_else(PoisonError::into_inner).clone();
         type Read = fn(&FamilyCounters) -> i128;
-        let rows: [(&str, &str, &str, Read); 4] = [
+        let rows: [(&str, &str, &str, Read); 5] = [
             (
                 "kubeproxy_sync_proxy_rules_last_timestamp_seconds",
                 "gauge",
                 "The last time proxy rules were successfully synced",
                 |c| c.last.into(),
+            ),
+            (
+                "kubeproxy_sync_proxy_rules_nftables_sync_failures_total",
+                "counter",
+                "Cumulative proxy nftables sync failures",
+                |c| c.failures.into(),
             ),
             ("ferrite_proxy_full_syncs_total", "counter", "Tables that were made as a whole", |c| {
                 c.full.into()
@@ -71,12 +78,25 @@ impl Metrics {
                 let _ = writeln!(text, "{name}{{ip_family=\"{}\"}} {}", family.api_name(), read(counters));
             }
         }
-        let failures = self.failures.load(std::sync::atomic::Ordering::Relaxed);
-        let name = "kubeproxy_sync_proxy_rules_nftables_sync_failures_total";
-        let _ = writeln!(
-            text,
-            "# HELP {name} Cumulative proxy nftables sync failures\n# TYPE {name} counter\n{name} {failures}"
-        );
         text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_have_the_label_of_upstream() {
+        let metrics = Metrics::default();
+        metrics.failed(IpFamily::V4);
+        metrics.failed(IpFamily::V4);
+        metrics.failed(IpFamily::V6);
+        let text = metrics.render();
+        let name = "kubeproxy_sync_proxy_rules_nftables_sync_failures_total";
+        for line in [format!("{name}{{ip_family=\"IPv4\"}} 2\n"), format!("{name}{{ip_family=\"IPv6\"}} 1\n")]
+        {
+            assert!(text.contains(&line), "{text}");
+        }
     }
 }

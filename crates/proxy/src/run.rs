@@ -1,6 +1,6 @@
 //! The running proxy: informers in front, one table for each IP family behind.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,13 +19,18 @@ use crate::config::{ProxyConfig, ProxyError};
 use crate::conntrack;
 use crate::health::{NodeEligibility, ProxyHealth, ServiceHealth, WantedHealthPort};
 use crate::layout::LayoutConfig;
+use crate::lent::{Lent, LentError};
 use crate::listen::listen;
 use crate::metrics::Metrics;
-use crate::model::{Cidr, IpFamily, NodeFacts, Protocol};
+use crate::model::{Cidr, IpFamily, NodeFacts, Protocol, ServicePortName};
 use crate::sync::{FamilyProxy, ServedPort, Synced, served_ports};
 
-/// Objects with these labels are not for a proxy of this kind, as upstream.
-const SELECTOR: &str = "!service.kubernetes.io/headless,!service.kubernetes.io/service-proxy-name";
+/// Services without this label and with a ClusterIP are for a proxy of this kind, as upstream. A Service that a user
+/// labels headless is one of them.
+const SERVICE_LABELS: &str = "!service.kubernetes.io/service-proxy-name";
+const SERVICE_FIELDS: &str = "spec.clusterIP!=None";
+/// The EndpointSlices of other Services than headless ones. Their own labels do not name a proxy.
+const SLICE_LABELS: &str = "!service.kubernetes.io/headless";
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
 const ZONE: &str = "topology.kubernetes.io/zone";
 const TO_BE_DELETED: &str = "ToBeDeletedByClusterAutoscaler";
@@ -111,14 +116,17 @@ impl Proxy {
         let addresses = crate::config::node_addresses().await?;
         let own = OwnGenerations::default();
         let mut monitor = Monitor::open(&config.table, None, own.clone())?;
-        let mut tables = Vec::new();
-        for family in &config.families {
-            let table = Table::open(*family, &config.table, None, own.clone())?.for_purpose(PURPOSE);
-            tables.push(FamilyProxy::new(config.layout(*family, &addresses), table));
-        }
-        if tables.is_empty() {
+        if config.families.is_empty() {
             return Err(ProxyError::NoFamily);
         }
+        let (layouts, name) = (config.layouts(&addresses), config.table.clone());
+        let tables = Lent::new(move || {
+            let open = |layout: &LayoutConfig| {
+                let table = Table::open(layout.family, &name, None, own.clone())?.for_purpose(PURPOSE);
+                Ok(FamilyProxy::new(layout.clone(), table))
+            };
+            layouts.iter().map(open).collect()
+        })?;
         let shared = Arc::new(Shared {
             pending: Mutex::default(),
             wake: Notify::new(),
@@ -131,7 +139,8 @@ impl Proxy {
             services_health: ServiceHealth::new(health_addresses, Arc::clone(&health), scope),
             events: Events::start(client, scope),
             shared: Arc::clone(&shared),
-            tables: Some(tables),
+            tables,
+            flows: BTreeMap::new(),
             served: HashMap::new(),
             service_cidrs: Vec::new(),
             node: NodeFacts { name: config.node_name.clone(), zone: String::new() },
@@ -191,8 +200,11 @@ impl Sources {
     fn start(client: &kube::Client, node: &str, shared: &Arc<Shared>, scope: &Scope) -> Self {
         let informers = Informers::new(client.clone(), scope.clone());
         let sources = Self {
-            services: informers.get_selected(ListSelector::labels(SELECTOR)),
-            slices: informers.get_selected(ListSelector::labels(SELECTOR)),
+            services: informers.get_selected(ListSelector {
+                labels: Some(SERVICE_LABELS.into()),
+                fields: Some(SERVICE_FIELDS.into()),
+            }),
+            slices: informers.get_selected(ListSelector::labels(SLICE_LABELS)),
             nodes: informers.get_selected(ListSelector::fields(format!("metadata.name={node}"))),
             cidrs: informers.get(),
         };
@@ -249,8 +261,9 @@ struct Worker {
     config: ProxyConfig,
     shared: Arc<Shared>,
     sources: Sources,
-    /// Away while a thread works on them.
-    tables: Option<Vec<FamilyProxy>>,
+    tables: Lent<Vec<FamilyProxy>>,
+    /// Ports of UDP that changed since connection tracking was last cleaned.
+    flows: BTreeMap<(Arc<ServicePortName>, IpFamily), ServedPort>,
     served: HashMap<ObjectKey, Arc<[ServedPort]>>,
     service_cidrs: Vec<Cidr>,
     node: NodeFacts,
@@ -266,7 +279,11 @@ impl Worker {
         self.config.families.iter().for_each(|family| self.shared.health.updated(*family, now));
         self.shared.note(|pending| pending.everything = true);
         loop {
-            self.shared.wake.notified().await;
+            tokio::select! {
+                () = self.shared.wake.notified() => {}
+                () = tokio::time::sleep(self.config.sync_period), if self.services_health.has_failed() => {}
+            }
+            self.services_health.retry();
             let started = Instant::now();
             match self.synchronise().await {
                 Ok(()) => {
@@ -277,7 +294,7 @@ impl Worker {
                     let cause =
                         std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
                     tracing::error!(%error, cause, "Services are not up to date in the kernel; trying again");
-                    self.metrics.failed();
+                    self.config.families.iter().for_each(|family| self.metrics.failed(*family));
                     first.send_if_modified(|first| first.replace(false).is_none());
                     self.shared.note(|pending| pending.doubt(TableDoubt::Wrong));
                     tokio::time::sleep(self.config.sync_period.min(Duration::from_secs(5))).await;
@@ -286,8 +303,13 @@ impl Worker {
         }
     }
 
-    async fn synchronise(&mut self) -> Result<(), KernelError> {
+    async fn synchronise(&mut self) -> Result<(), LentError> {
         let mut pending = self.shared.take();
+        if self.tables.ensure()? {
+            // New tables know no Service.
+            self.served.clear();
+            pending.everything = true;
+        }
         if pending.everything {
             self.read_cluster();
             pending
@@ -295,7 +317,6 @@ impl Worker {
                 .extend(self.sources.services.list().iter().map(|service| ObjectKey::of(service.as_ref())));
             pending.services.extend(self.served.keys().cloned());
         }
-        let mut flows = Vec::new();
         let mut updates = Vec::new();
         for key in pending.services {
             let ports = self.serve(&key);
@@ -303,7 +324,11 @@ impl Worker {
             if before == Some(&*ports) || (before.is_none() && ports.is_empty()) {
                 continue;
             }
-            flows.extend(udp_changes(before, &ports));
+            // A transaction may fail: the flows are looked at after the one that succeeds.
+            for port in udp_changes(before, &ports) {
+                let family = IpFamily::of(port.port.cluster_ip);
+                self.flows.insert((Arc::clone(&port.name), family), port);
+            }
             self.update_health(&key, &ports).await;
             updates.push((key.clone(), Arc::clone(&ports)));
             match ports.is_empty() {
@@ -317,6 +342,8 @@ impl Worker {
             self.shared.health.updated(*family, now);
             self.metrics.synced(*family, synced, now);
         }
+        let flows = std::mem::take(&mut self.flows).into_values();
+        let flows: Vec<ServedPort> = flows.map(|port| self.at_its_own_addresses(port)).collect();
         if !flows.is_empty() {
             remove_stale_flows(flows).await;
         }
@@ -347,11 +374,26 @@ impl Worker {
         ports.collect()
     }
 
+    /// The port without the addresses that another Service has: flows to those are not its own.
+    fn at_its_own_addresses(&self, mut served: ServedPort) -> ServedPort {
+        let family = IpFamily::of(served.port.cluster_ip);
+        let tables = self.tables.get().into_iter().flatten();
+        let has = |ip: &IpAddr| {
+            tables
+                .clone()
+                .find(|table| table.config().family == family)
+                .is_some_and(|table| table.has_frontend(&served.name, *ip, served.port.port))
+        };
+        let of = |addresses: &[IpAddr]| addresses.iter().copied().filter(has).collect();
+        let (external_ips, vips) = (of(&served.port.external_ips), of(&served.port.load_balancer_vips));
+        served.port.external_ips = external_ips;
+        served.port.load_balancer_vips = vips;
+        served
+    }
+
     async fn update_health(&mut self, key: &ObjectKey, ports: &[ServedPort]) {
         let port = ports.iter().find_map(|served| served.port.health_check_node_port);
-        let local: BTreeSet<IpAddr> =
-            ports.iter().flat_map(|p| &p.local_ready).map(|endpoint| endpoint.ip).collect();
-        let wanted = port.map(|port| WantedHealthPort { port, local_endpoints: local.len() });
+        let wanted = port.map(|port| WantedHealthPort { port, local_endpoints: local_endpoints(ports) });
         let Err(error) = self.services_health.update(key, wanted).await else { return };
         let port = port.unwrap_or_default();
         let text = format!(
@@ -375,22 +417,20 @@ impl Worker {
         &mut self,
         updates: Vec<(ObjectKey, Arc<[ServedPort]>)>,
         doubt: TableDoubt,
-    ) -> Result<Vec<(IpFamily, Synced)>, KernelError> {
-        let Some(mut tables) = self.tables.take() else { return Ok(Vec::new()) };
+    ) -> Result<Vec<(IpFamily, Synced)>, LentError> {
         let service_cidrs = self.service_cidrs.clone();
-        let work = move || {
-            let result = apply(&mut tables, &updates, &service_cidrs, doubt);
-            (tables, result)
-        };
-        match tokio::task::spawn_blocking(work).await {
-            Ok((tables, result)) => {
-                self.tables = Some(tables);
-                result
-            }
-            // Only a panic loses the tables; the process has said so.
-            Err(_) => Ok(Vec::new()),
-        }
+        self.tables.work(move |tables| apply(tables, &updates, &service_cidrs, doubt)).await
     }
+}
+
+/// The ready endpoints on this node, by family. Ports of one endpoint count once.
+fn local_endpoints(ports: &[ServedPort]) -> BTreeMap<IpFamily, usize> {
+    let mut local: BTreeMap<IpFamily, BTreeSet<IpAddr>> = BTreeMap::new();
+    for served in ports {
+        let own = local.entry(IpFamily::of(served.port.cluster_ip)).or_default();
+        own.extend(served.local_ready.iter().map(|endpoint| endpoint.ip));
+    }
+    local.into_iter().map(|(family, own)| (family, own.len())).collect()
 }
 
 /// Away from the async workers: the kernel lists all that it tracks.

@@ -91,6 +91,11 @@ impl FamilyProxy {
         }
     }
 
+    /// Returns true if packets to the address and port go to this service port.
+    pub fn has_frontend(&self, name: &ServicePortName, address: std::net::IpAddr, port: u16) -> bool {
+        self.programmed.has_frontend(name, address, port)
+    }
+
     /// Notes the ports of one Service; empty if it is gone or not proxied. Ports of the other family do not count.
     pub fn update(&mut self, namespace: &str, service: &str, ports: &[ServedPort]) {
         let family = self.programmed.config().family;

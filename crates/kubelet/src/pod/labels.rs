@@ -21,6 +21,7 @@ pub(crate) const PRE_STOP: &str = "io.kubernetes.container.preStopHandler";
 pub(crate) const RESOURCES: &str = "io.kubernetes.container.resources";
 /// The resources that the pod as a whole had then: their limits are limits of containers that have none.
 pub(crate) const POD_RESOURCES: &str = "io.kubernetes.pod.resources";
+const SOURCE: &str = "kubernetes.io/config.source";
 const PORTS: &str = "io.kubernetes.container.ports";
 
 fn identity(pod: &PodId) -> BTreeMap<String, String> {
@@ -39,7 +40,10 @@ pub(crate) fn sandbox_labels(pod: &Pod) -> BTreeMap<String, String> {
 
 pub(crate) fn sandbox_annotations(pod: &Pod) -> BTreeMap<String, String> {
     let mut annotations = pod.metadata.annotations.clone().unwrap_or_default();
-    annotations.insert("kubernetes.io/config.source".into(), "api".into());
+    // An object of the API has a version, and its author cannot pass it off as a static pod.
+    if pod.metadata.resource_version.is_some() || !annotations.contains_key(SOURCE) {
+        annotations.insert(SOURCE.into(), "api".into());
+    }
     annotations.insert(TERMINATION_GRACE.into(), termination_grace(pod).to_string());
     annotations
 }
@@ -101,4 +105,23 @@ pub(crate) fn container_hash(container: &PodContainer) -> String {
         hash = (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
     }
     format!("{hash:x}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_pods_without_an_object_keep_their_source() {
+        let source = |version: Option<&str>, source: Option<&str>| {
+            let mut pod = Pod::default();
+            pod.metadata.resource_version = version.map(str::to_owned);
+            pod.metadata.annotations = source.map(|source| [(SOURCE.to_owned(), source.to_owned())].into());
+            sandbox_annotations(&pod).remove(SOURCE).unwrap()
+        };
+        assert_eq!(source(None, Some("file")), "file");
+        assert_eq!(source(Some("7"), Some("file")), "api", "the author of an object wrote it");
+        assert_eq!(source(Some("7"), None), "api");
+        assert_eq!(source(None, None), "api");
+    }
 }

@@ -10,7 +10,7 @@ use futures_util::future::BoxFuture;
 
 use super::{Bridge, error_source, path_of};
 use crate::port_filter::{self, Sender};
-use crate::{NetworkError, host_ports};
+use crate::{Failures, NetworkError, host_ports};
 
 /// Rules that somebody keeps changing are not made again more often than this.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -18,11 +18,16 @@ const PERIOD: Duration = Duration::from_secs(1);
 const BRIDGE_FILTER: &str = "/module/br_netfilter";
 
 impl Bridge {
-    /// Makes the rules of host ports and of senders again when somebody else changes them, and changes the way of packets
+    /// Makes everything of the network again that somebody else changes or removes, and changes the way of packets
     /// between pods when the kernel begins or ceases to filter bridges. Never returns.
     pub fn heal(self: Arc<Self>) -> BoxFuture<'static, ()> {
         Box::pin(async move {
-            tokio::join!(self.heal_host_ports(), self.heal_senders(), self.follow_bridge_filter());
+            tokio::join!(
+                self.heal_base(),
+                self.heal_host_ports(),
+                self.heal_senders(),
+                self.follow_bridge_filter()
+            );
         })
     }
 
@@ -38,13 +43,14 @@ impl Bridge {
             }
         };
         loop {
-            monitor.changed().await;
             if self.removed.load(Ordering::SeqCst) {
                 return std::future::pending().await;
             }
+            // The first turn finds changes from before the watch.
             if let Err(error) = self.restore_senders() {
                 tracing::error!(%error, cause = error_source(&error), "pods can forge the source of their packets");
             }
+            monitor.changed().await;
             // Changes that come together are looked at together.
             tokio::time::sleep(PERIOD).await;
         }
@@ -66,10 +72,11 @@ impl Bridge {
         }
         tracing::warn!("somebody else changed the rules for what pods send; making them again");
         port_filter::prepare(&self.host, &self.config.name)?;
+        let mut failures = Failures::new("restore the rules for what a pod sends");
         for (link, sender) in broken {
-            self.guard_sender(&link, sender.addresses, sender.limit);
+            failures.note(&link, self.guard_sender(&link, sender.addresses, sender.limit));
         }
-        Ok(())
+        failures.result()
     }
 
     async fn heal_host_ports(&self) {

@@ -11,7 +11,7 @@ use std::fs;
 use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -20,9 +20,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::bridge::open_netns;
+use crate::guard::GuardSlot;
 use crate::host_ports::PortProtocol;
 use crate::state::write_atomic;
-use crate::{Attachment, NetworkError, NotReady, PodGuard, PodNetwork, PodRef};
+use crate::{Attachment, Failures, NetworkError, NotReady, PodGuard, PodNetwork, PodRef};
 pub use config::{ConfigError, NetworkConfig, PluginConfig, discover};
 pub use plugin::PluginError;
 use plugin::{Invocation, call};
@@ -101,17 +102,22 @@ pub struct CniNetwork {
     config: CniConfig,
     /// Why the plugins of the network refuse pods, by the configuration that was asked about.
     status: Mutex<Option<(Value, Option<String>)>>,
-    guard: OnceLock<Arc<dyn PodGuard>>,
+    guard: GuardSlot,
 }
 
 impl CniNetwork {
     pub fn new(config: CniConfig) -> Self {
-        Self { config, status: Mutex::new(None), guard: OnceLock::new() }
+        Self { config, status: Mutex::new(None), guard: GuardSlot::default() }
     }
 
     /// Pods that are attached from now on are covered by the guard before they start. The first one stays.
     pub fn set_guard(&self, guard: Arc<dyn PodGuard>) {
-        let _ = self.guard.set(guard);
+        self.guard.set(guard);
+    }
+
+    /// Refuses pods until there is a guard.
+    pub fn require_guard(&self) {
+        self.guard.require();
     }
 
     fn network(&self) -> Result<NetworkConfig, CniError> {
@@ -267,7 +273,8 @@ impl CniNetwork {
         Ok(())
     }
 
-    /// Detaches sandboxes that are not in `live`, and lets plugins of version 1.1.0 look for more.
+    /// Detaches sandboxes that are not in `live`, and lets plugins of version 1.1.0 look for more. A failure, such as that
+    /// of a plugin whose program is gone, does not keep the others from their turn.
     pub async fn collect_garbage(&self, live: &[String]) -> Result<(), NetworkError> {
         let suffix = format!("-{INTERFACE}.json");
         let entries = fs::read_dir(&self.config.cache).into_iter().flatten().flatten();
@@ -276,12 +283,13 @@ impl CniNetwork {
                 entry.file_name().into_string().ok()?.strip_suffix(&suffix).map(str::to_owned)
             })
             .collect();
+        let mut failures = Failures::new("remove pods that are gone from networks of plugins");
         for sandbox in known.iter().filter(|sandbox| !live.contains(sandbox)) {
-            self.delete(sandbox).await?;
+            failures.note(sandbox, self.delete(sandbox).await);
         }
-        let Ok(network) = self.network() else { return Ok(()) };
+        let Ok(network) = self.network() else { return failures.result() };
         if !network.is_at_least("1.1.0") || network.disable_gc {
-            return Ok(());
+            return failures.result();
         }
         let valid: Vec<Value> = known
             .iter()
@@ -289,10 +297,11 @@ impl CniNetwork {
             .map(|sandbox| json!({"containerID": sandbox, "ifname": INTERFACE}))
             .collect();
         for plugin in &network.plugins {
-            self.call(&network, plugin, "GC", None, &[("cni.dev/valid-attachments", valid.clone().into())])
-                .await?;
+            let extra = [("cni.dev/valid-attachments", valid.clone().into())];
+            let called = self.call(&network, plugin, "GC", None, &extra).await;
+            failures.note(&plugin.kind, called.map(drop).map_err(NetworkError::from));
         }
-        Ok(())
+        failures.result()
     }
 
     /// Asks the plugins of version 1.1.0 if they take pods; [`ready`](PodNetwork::ready) returns the
@@ -320,6 +329,7 @@ impl PodNetwork for CniNetwork {
         if !crate::ipam::is_sandbox_id(sandbox) {
             return Err(NetworkError::BadSandbox(sandbox.to_owned()));
         }
+        self.guard.check(pod)?;
         // Bring up the loopback interface, as the loopback plugin does.
         let fail = NetworkError::netlink(format!("loopback of sandbox {sandbox}"));
         let conn = Connection::new_in(&open_netns(netns)?);
@@ -327,17 +337,13 @@ impl PodNetwork for CniNetwork {
         conn.set_link_up("lo").await.map_err(fail)?;
         let attachment = self.add(sandbox, netns, pod).await?;
         // The addresses are the plugins' to choose. Nothing of the pod runs yet, so that this is before its first packet.
-        if let Some(guard) = self.guard.get() {
-            guard.cover(sandbox, pod, &attachment.ips).await?;
-        }
+        self.guard.cover(sandbox, pod, &attachment.ips).await?;
         Ok(attachment)
     }
 
     async fn detach(&self, sandbox: &str, _netns: &Path) -> Result<(), NetworkError> {
         self.delete(sandbox).await?;
-        if let Some(guard) = self.guard.get() {
-            guard.uncover(sandbox).await;
-        }
+        self.guard.uncover(sandbox).await;
         Ok(())
     }
 
@@ -346,7 +352,7 @@ impl PodNetwork for CniNetwork {
         let status = self.status.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         match &*status {
             Some((asked, Some(refused))) if *asked == network.to_json() => Err(NotReady(refused.clone())),
-            _ => Ok(()),
+            _ => self.guard.ready(),
         }
     }
 }

@@ -68,7 +68,10 @@ impl Guard {
         let fail = || NetworkError::netlink(format!("nftables table {name}"));
         let mut ruleset = Ruleset::open(Some(host)).map_err(fail())?;
         let family = TableFamily::from(self.family());
-        if present == Some(self) && ruleset.has_table(family, &name).map_err(fail())? {
+        if present == Some(self)
+            && ruleset.has_table(family, &name).map_err(fail())?
+            && ruleset.rules(family, &name).map_err(fail())?.len() >= self.rule_count()
+        {
             return Ok(());
         }
         let mut batch = ruleset.batch(family, &name);
@@ -82,6 +85,10 @@ impl Guard {
             self.arrives().iter().for_each(|rule| batch.add_rule(INPUT, rule));
         }
         ruleset.commit(batch).map_err(fail())
+    }
+
+    fn rule_count(&self) -> usize {
+        if self.tunnels.is_empty() { 1 } else { 1 + self.arrives().len() }
     }
 
     fn elements(&self) -> Vec<Element<Set>> {

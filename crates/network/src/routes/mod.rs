@@ -11,11 +11,13 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ferrite_netlink::{
     AddressEntry, Connection, Error, ForwardingEntry, Link, Neighbour, Netns, NetworkEvent, NetworkEvents,
     Route, RouteEntry, RouteType, Scope, VxlanLink, table,
 };
+use ferrite_nft::{Monitor, OwnGenerations};
 use futures_util::future::BoxFuture;
 
 use crate::bridge::{delete_link, find_link, is_host_link, open_netns};
@@ -369,27 +371,61 @@ fn is_pod_link(link: &Link) -> bool {
     is_host_link(&link.name)
 }
 
-/// Waits until links, addresses or routes of this node have changed.
+/// Changes of rules that come together are looked at together.
+const RULES_PERIOD: Duration = Duration::from_secs(1);
+
+/// Waits until links, addresses, routes or rules of this node have changed.
 pub struct Changes {
     events: NetworkEvents,
+    /// None on a kernel without nftables.
+    rules: Option<Monitor>,
     cluster: Cidrs,
 }
 
 impl Changes {
     /// Watches the calling thread's network namespace.
-    pub fn watch(cluster: Cidrs) -> Result<Self, NetworkError> {
+    pub fn watch(cluster: Cidrs, bridge: &str) -> Result<Self, NetworkError> {
+        Self::watch_on(None, cluster, bridge)
+    }
+
+    /// [`watch`](Self::watch), in the network namespace at `host`.
+    pub fn watch_in(host: &Path, cluster: Cidrs, bridge: &str) -> Result<Self, NetworkError> {
+        Self::watch_on(Some(host), cluster, bridge)
+    }
+
+    fn watch_on(host: Option<&Path>, cluster: Cidrs, bridge: &str) -> Result<Self, NetworkError> {
         let fail = NetworkError::netlink("watch links, addresses and routes");
-        let events = NetworkEvents::listen(None, cluster.of(IpFamily::V6).is_some()).map_err(fail)?;
-        Ok(Self { events, cluster })
+        let netns = host.map(open_netns).transpose()?;
+        let events =
+            NetworkEvents::listen(netns.as_ref(), cluster.of(IpFamily::V6).is_some()).map_err(fail)?;
+        let tunnel = rules::tunnel_table(bridge);
+        let follows = move |name: &str| name == tunnel || rules::may_forward(name);
+        let rules = Monitor::open_all(follows, host, OwnGenerations::default());
+        let rules = rules.inspect_err(|error| tracing::warn!(%error, "changes of rules go unnoticed")).ok();
+        Ok(Self { events, rules, cluster })
     }
 
     /// Returns after a change by somebody else that routes to pods may depend on.
     pub async fn next(&mut self) -> Result<(), NetworkError> {
         loop {
             let fail = NetworkError::netlink("watch links, addresses and routes");
-            let event = self.events.next().await.map_err(fail)?;
-            if self.matters(&event) {
-                return Ok(());
+            let changed = async {
+                match &mut self.rules {
+                    Some(rules) => rules.changed().await,
+                    None => std::future::pending().await,
+                }
+            };
+            let event = tokio::select! {
+                _ = changed => None,
+                event = self.events.next() => Some(event.map_err(fail)?),
+            };
+            match event {
+                Some(event) if self.matters(&event) => return Ok(()),
+                Some(_) => {}
+                None => {
+                    tokio::time::sleep(RULES_PERIOD).await;
+                    return Ok(());
+                }
             }
         }
     }

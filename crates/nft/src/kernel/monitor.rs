@@ -24,7 +24,8 @@ pub enum Change {
 /// Reads the kernel's notices.
 pub struct Monitor {
     socket: EventSocket,
-    table: Vec<u8>,
+    /// Decides by the name of a table.
+    follows: Box<dyn Fn(&str) -> bool + Send + Sync>,
     own: OwnGenerations,
     /// The notices of one transaction come before its generation.
     touched: bool,
@@ -33,14 +34,23 @@ pub struct Monitor {
 impl Monitor {
     /// Listens in the network namespace at `netns`, else in that of the calling thread.
     pub fn open(table: &str, netns: Option<&Path>, own: OwnGenerations) -> Result<Self, KernelError> {
+        let table = table.to_owned();
+        Self::open_all(move |name| name == table, netns, own)
+    }
+
+    /// [`open`](Self::open), for all tables whose names `follows` accepts.
+    pub fn open_all(
+        follows: impl Fn(&str) -> bool + Send + Sync + 'static,
+        netns: Option<&Path>,
+        own: OwnGenerations,
+    ) -> Result<Self, KernelError> {
         let open = || {
             let netns = netns.map(Netns::from_path).transpose()?;
             EventSocket::open(Protocol::Netfilter, netns.as_ref(), NFTABLES_GROUP, BUFFER_BYTES)
         };
         let socket = open()
             .map_err(|error| KernelError::Open { netns: netns.map(PathBuf::from), source: error.into() })?;
-        let table = [table.as_bytes(), &[0]].concat();
-        Ok(Self { socket, table, own, touched: false })
+        Ok(Self { socket, follows: Box::new(follows), own, touched: false })
     }
 
     /// Waits for a change that is not our own. May be dropped while it waits.
@@ -54,7 +64,7 @@ impl Monitor {
                 let body = message.attributes(4);
                 if message.kind & 0xff != u16::from(NEW_GENERATION) {
                     // The first attribute of tables, chains, rules, sets and elements is the name of the table.
-                    self.touched |= body.get(1) == Some(&self.table);
+                    self.touched |= body.get(1).and_then(name).is_some_and(|table| (self.follows)(table));
                     continue;
                 }
                 let touched = std::mem::take(&mut self.touched);
@@ -65,4 +75,9 @@ impl Monitor {
             }
         }
     }
+}
+
+/// A name of the kernel ends with a zero byte.
+fn name(bytes: &[u8]) -> Option<&str> {
+    std::str::from_utf8(bytes.split(|byte| *byte == 0).next()?).ok()
 }

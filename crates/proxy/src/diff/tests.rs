@@ -1,6 +1,6 @@
 use super::*;
-use crate::layout::{LocalTraffic, Pick, Via};
-use crate::model::{IpFamily, Protocol};
+use crate::layout::{LocalTraffic, Origin, Pick, Rank, Via};
+use crate::model::{IpFamily, Protocol, Seniority};
 
 fn config() -> LayoutConfig {
     LayoutConfig {
@@ -35,11 +35,23 @@ fn pick(count: u32) -> Class {
 /// A service port at `address` with these endpoints.
 fn port(address: u8, octets: &[u8]) -> DesiredPort {
     let key = Key::service([10, 96, 0, address].into(), Protocol::Tcp, 80);
+    let frontends = vec![Frontend { key: key.clone(), rank: rank(Origin::Allocated, 0) }];
     let claim = match u32::try_from(octets.len()).unwrap() {
         0 => Claim { set: SetName::RejectServices, key, value: ClaimValue::Member },
         count => Claim { set: SetName::ServiceIps, key, value: ClaimValue::Class(pick(count)) },
     };
-    DesiredPort { claims: vec![claim], cluster: endpoints(octets), ..DesiredPort::default() }
+    DesiredPort { claims: vec![claim], frontends, cluster: endpoints(octets), ..DesiredPort::default() }
+}
+
+fn rank(origin: Origin, created: i64) -> Rank {
+    Rank { origin, seniority: Arc::new(Seniority { created, uid: String::new() }) }
+}
+
+/// The same with another claim to the address.
+fn ranked(octets: &[u8], origin: Origin, created: i64) -> DesiredPort {
+    let mut wanted = port(1, octets);
+    wanted.frontends[0].rank = rank(origin, created);
+    wanted
 }
 
 /// Programmed with the first transaction already taken.
@@ -121,11 +133,11 @@ fn services_with_equal_counts_share_a_chain() {
 }
 
 #[test]
-fn the_first_of_two_claimants_keeps_the_address() {
+fn an_address_goes_to_the_next_claimant_with_its_owner() {
     let mut programmed = programmed();
-    programmed.update(&name("a"), Some(port(1, &[1])));
+    programmed.update(&name("a"), Some(ranked(&[1], Origin::External, 1)));
     programmed.take_changes();
-    programmed.update(&name("b"), Some(port(1, &[2])));
+    programmed.update(&name("b"), Some(ranked(&[2], Origin::External, 2)));
     let second = programmed.take_changes();
     assert_eq!(count(&second.add, SetName::ServiceIps), 0);
     programmed.update(&name("a"), None);
@@ -141,26 +153,76 @@ fn the_first_of_two_claimants_keeps_the_address() {
 }
 
 #[test]
+fn rank_decides_about_an_address_and_not_the_order_of_arrival() {
+    use Origin::{Allocated, External};
+    type Claim = (Origin, i64);
+    let rows: [(&str, Claim, Claim); 3] = [
+        ("a ClusterIP before an external address", (Allocated, 9), (External, 1)),
+        ("the older of two external addresses", (External, 1), (External, 2)),
+        ("the older of two ClusterIPs", (Allocated, 1), (Allocated, 2)),
+    ];
+    let address = std::net::IpAddr::from([10, 96, 0, 1]);
+    for (row, better, worse) in rows {
+        for better_is_first in [true, false] {
+            let mut programmed = programmed();
+            let mut kernel = BTreeMap::new();
+            let good = |octets: &[u8]| Some(ranked(octets, better.0, better.1));
+            let bad = |octets: &[u8]| Some(ranked(octets, worse.0, worse.1));
+            match better_is_first {
+                true => programmed.update(&name("good"), good(&[1])),
+                false => programmed.update(&name("bad"), bad(&[2])),
+            }
+            play(&mut programmed, &mut kernel);
+            match better_is_first {
+                true => programmed.update(&name("bad"), bad(&[2])),
+                false => programmed.update(&name("good"), good(&[1])),
+            }
+            play(&mut programmed, &mut kernel);
+            // The owner scales up and down to nothing; the other one does, too.
+            for octets in [&[1][..], &[1, 2], &[], &[3]] {
+                programmed.update(&name("good"), good(octets));
+                programmed.update(&name("bad"), bad(if octets.len() == 1 { &[] } else { &[7, 8, 9] }));
+                play(&mut programmed, &mut kernel);
+                assert!(programmed.has_frontend(&name("good"), address, 80), "{row} {octets:?}");
+                assert!(!programmed.has_frontend(&name("bad"), address, 80), "{row} {octets:?}");
+                let has = |set| kernel.keys().filter(|(of, _)| *of == set).count();
+                let want = if octets.is_empty() { (0, 1) } else { (1, 0) };
+                let elements = (has(SetName::ServiceIps), has(SetName::RejectServices));
+                assert_eq!(elements, want, "{row} {octets:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_service_that_is_made_again_with_the_same_name_is_a_new_one() {
+    let mut programmed = programmed();
+    let mut kernel = BTreeMap::new();
+    programmed.update(&name("a"), Some(ranked(&[1], Origin::External, 1)));
+    programmed.update(&name("b"), Some(ranked(&[2], Origin::External, 2)));
+    play(&mut programmed, &mut kernel);
+    programmed.update(&name("a"), Some(ranked(&[1], Origin::External, 3)));
+    play(&mut programmed, &mut kernel);
+    assert!(programmed.has_frontend(&name("b"), [10, 96, 0, 1].into(), 80));
+}
+
+/// Applies the next transaction to a table, as the kernel does.
+fn play(programmed: &mut Programmed, kernel: &mut BTreeMap<(SetName, Key), Value>) {
+    let transaction = programmed.take_changes();
+    for element in transaction.delete {
+        let gone = kernel.remove(&(element.set, element.key));
+        assert_eq!(gone, Some(element.value), "only what is there is deleted");
+    }
+    for element in transaction.add {
+        let there = kernel.insert((element.set, element.key), element.value);
+        assert_eq!(there, None, "nothing is added twice");
+    }
+}
+
+#[test]
 fn a_rebuilt_table_has_everything_that_transactions_made() {
     let mut programmed = programmed();
     let mut kernel: BTreeMap<(SetName, Key), Value> = BTreeMap::new();
-    let play = |programmed: &mut Programmed, kernel: &mut BTreeMap<(SetName, Key), Value>| {
-        let transaction = programmed.take_changes();
-        for element in transaction.delete {
-            assert_eq!(
-                kernel.remove(&(element.set, element.key)),
-                Some(element.value),
-                "only what is there is deleted"
-            );
-        }
-        for element in transaction.add {
-            assert_eq!(
-                kernel.insert((element.set, element.key), element.value),
-                None,
-                "nothing is added twice"
-            );
-        }
-    };
     // A walk over services that come, go and change, from a fixed seed.
     let mut state = 7_u64;
     let mut random = |below: u64| {

@@ -12,11 +12,14 @@ use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper::header::{CONTENT_TYPE, HeaderName, HeaderValue, X_CONTENT_TYPE_OPTIONS};
 use hyper::{Request, Response, StatusCode};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 
 /// The limits of one listener. Load balancers ask seldom, and may keep a connection.
 const LIMITS: PlainLimits =
     PlainLimits { connections: 64, head: Duration::from_secs(10), connection: Duration::from_secs(600) };
+
+/// Connections that wait to be accepted by one listener.
+const BACKLOG: u32 = 128;
 
 /// The response to a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,6 +35,21 @@ pub type Handler = Arc<dyn Fn(&str) -> Option<Answer> + Send + Sync>;
 
 pub async fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     TcpListener::bind(address).await
+}
+
+/// Binds an address of one family: `[::]` does not answer for IPv4, so that a listener for `0.0.0.0` fits beside it.
+pub fn bind_one_family(address: SocketAddr) -> io::Result<TcpListener> {
+    use nix::sys::socket::{setsockopt, sockopt::Ipv6V6Only};
+    let socket = match address {
+        SocketAddr::V4(_) => TcpSocket::new_v4()?,
+        SocketAddr::V6(_) => TcpSocket::new_v6()?,
+    };
+    if address.is_ipv6() {
+        setsockopt(&socket, Ipv6V6Only, &true)?;
+    }
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
 }
 
 /// Serves until `scope` ends, which ends open connections too.

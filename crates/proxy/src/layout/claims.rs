@@ -1,11 +1,37 @@
 //! The elements that one service port needs.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use ferrite_nft::{Key, octets};
 
 use super::{Class, LayoutConfig, Pick, Policy, SetName, Via};
-use crate::model::{ChosenEndpoints, Cidr, EndpointAddress, ServicePort, without_overlap};
+use crate::model::{ChosenEndpoints, Cidr, EndpointAddress, Seniority, ServicePort, without_overlap};
+
+/// The reason for which a service port has a frontend. The order is that of precedence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Origin {
+    /// The API server gives ClusterIPs and node ports to one Service each.
+    Allocated,
+    /// The author of a Service names external addresses freely.
+    External,
+}
+
+/// Decides between service ports with the same frontend: the least one has it. Arrival does not count, so a restart
+/// of the proxy changes nothing.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Rank {
+    pub origin: Origin,
+    pub seniority: Arc<Seniority>,
+}
+
+/// An address, protocol and port, or a protocol and node port, at which clients reach a service port. It belongs to
+/// one service port, and the claims of others on it have no effect.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Frontend {
+    pub key: Key,
+    pub rank: Rank,
+}
 
 /// The value of a claimed element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,10 +50,33 @@ pub struct Claim {
     pub value: ClaimValue,
 }
 
+impl SetName {
+    /// The frontend of an element; `None` in sets whose elements any number of service ports share.
+    pub(crate) fn frontend(self, key: &Key) -> Option<Key> {
+        match self {
+            Self::ServiceIps
+            | Self::RejectServices
+            | Self::DropServices
+            | Self::FirewallIps
+            | Self::ServiceNodePorts
+            | Self::RejectNodePorts
+            | Self::DropNodePorts => Some(key.clone()),
+            // Address, protocol and port of the Service, then the address of the source.
+            Self::FirewallSources => {
+                let bytes = key.first();
+                let address = if bytes.len() > 16 { 16 } else { 4 };
+                bytes.get(..bytes.len().saturating_sub(address)).map(|frontend| Key::new(&[frontend]))
+            }
+            _ => None,
+        }
+    }
+}
+
 /// All that the table must have for one service port.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DesiredPort {
     pub claims: Vec<Claim>,
+    pub frontends: Vec<Frontend>,
     /// Endpoints by policy, in any order.
     pub cluster: Arc<[EndpointAddress]>,
     pub local: Arc<[EndpointAddress]>,
@@ -35,6 +84,11 @@ pub struct DesiredPort {
 }
 
 impl DesiredPort {
+    fn frontend(&mut self, key: &Key, origin: Origin, seniority: &Arc<Seniority>) {
+        let rank = Rank { origin, seniority: Arc::clone(seniority) };
+        self.frontends.push(Frontend { key: key.clone(), rank });
+    }
+
     fn member(&mut self, set: SetName, key: Key) {
         self.claims.push(Claim { set, key, value: ClaimValue::Member });
     }
@@ -76,12 +130,16 @@ pub fn desired(port: &ServicePort, chosen: &ChosenEndpoints, config: &LayoutConf
 
     out.member(SetName::ClusterIps, Key::address(port.cluster_ip));
     let cluster_ip = Key::service(port.cluster_ip, port.protocol, port.port);
+    out.frontend(&cluster_ip, Origin::Allocated, &port.seniority);
+    let mut seen = HashSet::from([port.cluster_ip]);
     match internal {
         Some(pick) => out.class(SetName::ServiceIps, cluster_ip, Class::Internal(pick)),
         None => out.member(refused(SetName::RejectServices, SetName::DropServices), cluster_ip),
     }
-    for address in port.external_ips.iter().chain(&port.load_balancer_vips) {
+    // An address that the Service names twice, or that is its ClusterIP, is one frontend.
+    for address in port.external_ips.iter().chain(&port.load_balancer_vips).filter(|ip| seen.insert(**ip)) {
         let key = Key::service(*address, port.protocol, port.port);
+        out.frontend(&key, Origin::External, &port.seniority);
         if let Some(class) = by_address {
             out.class(SetName::ServiceIps, key.clone(), class);
         }
@@ -91,6 +149,7 @@ pub fn desired(port: &ServicePort, chosen: &ChosenEndpoints, config: &LayoutConf
     }
     if let Some(node_port) = port.node_port {
         let key = Key::node_port(port.protocol, node_port);
+        out.frontend(&key, Origin::Allocated, &port.seniority);
         if let Some(class) = by_node_port {
             out.class(SetName::ServiceNodePorts, key.clone(), class);
         }

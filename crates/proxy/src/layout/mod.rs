@@ -9,7 +9,7 @@ mod sets;
 use std::net::IpAddr;
 
 pub use base::base_chains;
-pub use claims::{Claim, ClaimValue, DesiredPort, desired};
+pub use claims::{Claim, ClaimValue, DesiredPort, Frontend, Origin, Rank, desired};
 pub use classes::{Class, Pick, Policy, Via, class_chains};
 pub use ferrite_nft::Key;
 pub use sets::SetName;

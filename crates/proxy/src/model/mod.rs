@@ -9,7 +9,7 @@ use std::net::IpAddr;
 
 pub use endpoints::{Endpoint, endpoints_of};
 pub use ferrite_nft::{BadCidr, Cidr, IpFamily, Protocol, without_overlap};
-pub use services::{ServicePort, service_ports};
+pub use services::{Seniority, ServicePort, service_ports};
 pub use topology::{ChosenEndpoints, NodeFacts, choose};
 
 /// The name of one port of one Service. Ordered by namespace, then Service, so that the ports of a Service are

@@ -1,6 +1,7 @@
 //! The facts of a Service that the proxy acts on.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Service;
 
@@ -13,9 +14,34 @@ const SERVICE_PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
 /// many there are of each, and each combination takes memory of every node's kernel.
 const EXTERNAL_MAX: usize = 65_536;
 
+/// The age of a Service, with the older ones first; the UID decides between equal ages.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Seniority {
+    /// Seconds of the epoch at which the Service was created; `i64::MAX` if nobody says.
+    pub created: i64,
+    pub uid: String,
+}
+
+impl Seniority {
+    fn of(service: &Service) -> Self {
+        let created = service.metadata.creation_timestamp.as_ref();
+        Self {
+            created: created.map_or(i64::MAX, |time| time.0.as_second()),
+            uid: service.metadata.uid.clone().unwrap_or_default(),
+        }
+    }
+}
+
+impl Default for Seniority {
+    fn default() -> Self {
+        Self { created: i64::MAX, uid: String::new() }
+    }
+}
+
 /// One port of a Service in one IP family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServicePort {
+    pub seniority: Arc<Seniority>,
     pub cluster_ip: IpAddr,
     pub port: u16,
     pub protocol: Protocol,
@@ -83,6 +109,7 @@ pub fn service_ports(service: &Service, family: IpFamily) -> Vec<(ServicePortNam
         let seconds = config.and_then(|client_ip| client_ip.timeout_seconds);
         seconds.and_then(|seconds| u32::try_from(seconds).ok()).unwrap_or(10_800)
     });
+    let seniority = Arc::new(Seniority::of(service));
     let ports = spec.ports.iter().flatten().filter_map(|port| {
         let protocol = Protocol::parse(port.protocol.as_deref())?;
         let name = ServicePortName {
@@ -92,6 +119,7 @@ pub fn service_ports(service: &Service, family: IpFamily) -> Vec<(ServicePortNam
             protocol,
         };
         let facts = ServicePort {
+            seniority: Arc::clone(&seniority),
             cluster_ip,
             port: port_number(Some(port.port))?,
             protocol,
@@ -200,6 +228,7 @@ mod tests {
         assert_eq!(
             four,
             ServicePort {
+                seniority: Arc::default(),
                 cluster_ip: "10.96.0.9".parse().unwrap(),
                 port: 53,
                 protocol: Protocol::Udp,

@@ -20,6 +20,9 @@ use crate::supervisor::protocol::Request;
 use crate::supervisor::sandbox::{Claim, IDENTITY, NETNS, SETUP, SHM, USERNS, UserSetup, alive};
 use crate::sys;
 
+/// The annotation by which a kubelet says where a pod comes from.
+const SOURCE: &str = "kubernetes.io/config.source";
+
 /// Which namespaces the pod shares with the node.
 pub(super) fn namespace_options(config: &PodSandboxConfig) -> NamespaceOption {
     config
@@ -131,6 +134,7 @@ impl Inner {
                 namespace: metadata.namespace,
                 name: metadata.name,
                 uid: metadata.uid,
+                is_static: sandbox.config.annotations.get(SOURCE).is_some_and(|source| source != "api"),
                 host_ports: host_ports(&sandbox.config)?,
                 bandwidth: Bandwidth::of(|key| sandbox.config.annotations.get(key))
                     .map_err(|error| Error::invalid(error.to_string()))?,

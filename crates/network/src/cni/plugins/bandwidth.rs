@@ -3,15 +3,32 @@
 use async_trait::async_trait;
 use serde_json::Value;
 
+use super::refused::{Refused, key};
 use super::{Call, Failure, Plugin, code, links};
-use crate::bandwidth::limit;
+use crate::bandwidth::limit_with_burst;
 
 pub(super) struct Bandwidth;
 
-/// A rate in bits per second, of the caller's capability or of the configuration.
+/// A value of the caller's capability, else of the configuration.
+fn setting<'a>(call: &'a Call, key: &str) -> Option<&'a Value> {
+    call.capability("bandwidth").and_then(|all| all.get(key)).or_else(|| call.config.get(key))
+}
+
+/// The bits that may go at once; `None` leaves the choice here.
+fn burst(call: &Call, key: &str) -> Result<Option<u64>, Failure> {
+    match setting(call, key) {
+        None => Ok(None),
+        Some(value) => match value.as_u64() {
+            Some(0) => Ok(None),
+            Some(bits) if (8..=u64::from(u32::MAX)).contains(&bits) => Ok(Some(bits)),
+            _ => Err(Failure::config(format!("{key} {value} is no number of bits from 8 to {}", u32::MAX))),
+        },
+    }
+}
+
+/// A rate in bits per second.
 fn rate(call: &Call, key: &str) -> Result<Option<u64>, Failure> {
-    let value = call.capability("bandwidth").and_then(|all| all.get(key)).or_else(|| call.config.get(key));
-    match value {
+    match setting(call, key) {
         None => Ok(None),
         Some(value) => match value.as_u64() {
             Some(0) => Ok(None),
@@ -23,11 +40,23 @@ fn rate(call: &Call, key: &str) -> Result<Option<u64>, Failure> {
 
 #[async_trait]
 impl Plugin for Bandwidth {
+    fn refused(&self) -> &'static [Refused] {
+        const KEYS: &[Refused] = &[
+            key("shapedSubnets"),
+            key("unshapedSubnets"),
+            key("runtimeConfig.bandwidth.shapedSubnets"),
+            key("runtimeConfig.bandwidth.unshapedSubnets"),
+        ];
+        KEYS
+    }
+
     async fn add(&self, call: &Call) -> Result<Value, Failure> {
         let previous = call.needs_previous()?;
         let (inside, outside) = (links::inside(call)?, links::outside()?);
         if let Some(bits) = rate(call, "egressRate")? {
-            limit(&inside, call.interface(), bits).await.map_err(Failure::of("egress rate"))?;
+            let burst = burst(call, "egressBurst")?;
+            let limited = limit_with_burst(&inside, call.interface(), bits, burst).await;
+            limited.map_err(Failure::of("egress rate"))?;
         }
         if let Some(bits) = rate(call, "ingressRate")? {
             let link = links::find(&inside, call.interface()).await?;
@@ -36,7 +65,9 @@ impl Plugin for Bandwidth {
             let Some(host_end) = all.iter().find(|link| Some(link.index) == peer) else {
                 return Err(Failure::new(code::OTHER, "the node's end of the container's link is not there"));
             };
-            limit(&outside, &host_end.name, bits).await.map_err(Failure::of("ingress rate"))?;
+            let burst = burst(call, "ingressBurst")?;
+            let limited = limit_with_burst(&outside, &host_end.name, bits, burst).await;
+            limited.map_err(Failure::of("ingress rate"))?;
         }
         Ok(previous.clone())
     }

@@ -4,6 +4,7 @@ use async_trait::async_trait;
 use ferrite_netlink::{BridgeLink, PortFlags};
 use serde_json::{Value, json};
 
+use super::refused::{Refused, key};
 use super::{Call, Failure, IpConfig, Plugin, code, ip_json, ips, links};
 
 pub(super) struct Bridge;
@@ -66,6 +67,21 @@ fn with_gateways(call: &Call, mut ips: Vec<IpConfig>) -> Vec<IpConfig> {
 
 #[async_trait]
 impl Plugin for Bridge {
+    fn refused(&self) -> &'static [Refused] {
+        const KEYS: &[Refused] = &[
+            key("macspoofchk"),
+            key("vlan"),
+            key("vlanTrunk"),
+            key("promiscMode"),
+            key("forceAddress"),
+            key("enabledad"),
+            key("disableContainerInterface"),
+            key("runtimeConfig.mac"),
+            key("args.cni.mac"),
+        ];
+        KEYS
+    }
+
     async fn add(&self, call: &Call) -> Result<Value, Failure> {
         let mtu = call.number("mtu").and_then(|mtu| u32::try_from(mtu).ok()).filter(|mtu| *mtu > 0);
         let given = call.ipam("ADD").await?;
@@ -123,10 +139,15 @@ async fn connect(call: &Call, given: &Value, mtu: Option<u32>) -> Result<Value, 
         links::masquerade(call, &ips)?;
     }
     let ips: Vec<Value> = ips.iter().map(|ip| ip_json(ip, Some(2), &call.version)).collect();
+    let interfaces = [
+        links::interface(&conn, bridge).await?,
+        links::interface(&conn, &host_end).await?,
+        links::own_interface(call).await?,
+    ];
     Ok(json!({
-        "interfaces": [{"name": bridge}, {"name": host_end}, {"name": call.interface(), "sandbox": call.netns()}],
+        "interfaces": interfaces,
         "ips": ips,
         "routes": given.get("routes").cloned().unwrap_or_else(|| json!([])),
-        "dns": given.get("dns").cloned().unwrap_or_else(|| json!({})),
+        "dns": links::dns(call, given),
     }))
 }

@@ -12,6 +12,7 @@ use ferrite_nft::Cidr;
 use nix::fcntl::{Flock, FlockArg};
 use serde_json::{Value, json};
 
+use super::refused::{Refused, key};
 use super::{Call, Failure, IpConfig, Plugin, code, ip_json};
 
 pub(super) struct HostLocal;
@@ -207,7 +208,15 @@ fn owner(call: &Call) -> String {
 
 #[async_trait]
 impl Plugin for HostLocal {
+    fn refused(&self) -> &'static [Refused] {
+        const KEYS: &[Refused] = &[key("ipam.resolvConf"), key("runtimeConfig.ips"), key("args.cni.ips")];
+        KEYS
+    }
+
     async fn add(&self, call: &Call) -> Result<Value, Failure> {
+        if call.environment.args.split(';').any(|argument| argument.starts_with("IP=")) {
+            return Err(Failure::config("IP in CNI_ARGS is not supported: leave it out"));
+        }
         let (sets, store, owner) = (range_sets(call)?, Store::open(call)?, owner(call));
         if store.reservations()?.iter().any(|(_, _, known)| *known == owner) {
             let text = format!("{} has been allocated an address already", call.environment.container);

@@ -6,7 +6,7 @@ use ferrite_netlink::{Address, Connection, Link, Netns, Route, VethLink};
 use ferrite_nft::{
     BaseChain, Cidr, Expr, IpFamily, NoSets, Ruleset, in_range, load_destination, load_source,
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{Call, Failure, IpConfig, code};
 use crate::bridge::{hash_name, open_netns};
@@ -94,6 +94,29 @@ pub(super) async fn add_route(
     };
     let added = conn.replace_route(route).await;
     added.map_err(Failure::of(format!("route to {destination}/{prefix} by {link}")))
+}
+
+/// A link of the node, in the form of a result.
+pub(super) async fn interface(conn: &Connection, name: &str) -> Result<Value, Failure> {
+    let mut object = json!({"name": name});
+    if let Some(mac) = find(conn, name).await?.and_then(|link| link.hardware) {
+        let parts: Vec<String> = mac.iter().map(|byte| format!("{byte:02x}")).collect();
+        object["mac"] = parts.join(":").into();
+    }
+    Ok(object)
+}
+
+/// The container's interface, in the form of a result.
+pub(super) async fn own_interface(call: &Call) -> Result<Value, Failure> {
+    let mut own = interface(&inside(call)?, call.interface()).await?;
+    own["sandbox"] = call.netns().display().to_string().into();
+    Ok(own)
+}
+
+/// As the reference plugins: the settings for names of the network, else those of IPAM.
+pub(super) fn dns(call: &Call, given: &Value) -> Value {
+    let own = call.config.get("dns").filter(|dns| dns.as_object().is_some_and(|dns| !dns.is_empty()));
+    own.or_else(|| given.get("dns")).cloned().unwrap_or_else(|| json!({}))
 }
 
 /// The routes that IPAM wants: destination and gateway.

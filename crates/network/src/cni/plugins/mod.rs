@@ -9,6 +9,7 @@ mod links;
 mod loopback;
 mod portmap;
 mod ptp;
+mod refused;
 
 use std::ffi::OsString;
 use std::io::{Read, Write};
@@ -20,12 +21,18 @@ use std::time::Duration;
 use async_trait::async_trait;
 use serde_json::{Map, Value, json};
 
+use self::refused::Refused;
 use super::config::VERSIONS;
 use super::plugin::{self, Invocation, PluginError};
 
 /// One plugin.
 #[async_trait]
 trait Plugin: Sync {
+    /// Keys of the reference plugin of the same name on which this one does not act.
+    fn refused(&self) -> &'static [Refused] {
+        &[]
+    }
+
     /// Gives the container its part of the network and answers the result.
     async fn add(&self, call: &Call) -> Result<Value, Failure>;
 
@@ -202,6 +209,7 @@ pub async fn run(name: &str, environment: Environment, input: &[u8]) -> Result<O
     let call = Call { environment, config, version };
     match call.environment.command.as_str() {
         "ADD" => {
+            refused::check(&call, plugin.refused())?;
             let mut result = plugin.add(&call).await?;
             if let Value::Object(object) = &mut result {
                 object.insert("cniVersion".into(), call.version.clone().into());

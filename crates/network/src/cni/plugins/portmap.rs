@@ -7,6 +7,7 @@ use ferrite_netlink::Netns;
 use ferrite_nft::{IpFamily, OwnGenerations, Table};
 use serde_json::Value;
 
+use super::refused::{Refused, always_on, key, unless};
 use super::{Call, Failure, Plugin, code, ips};
 use crate::Addresses;
 use crate::bridge::hash_name;
@@ -58,6 +59,18 @@ fn links(result: &Value) -> Vec<String> {
 
 #[async_trait]
 impl Plugin for PortMap {
+    fn refused(&self) -> &'static [Refused] {
+        const KEYS: &[Refused] = &[
+            always_on("snat"),
+            key("masqAll"),
+            unless("markMasqBit", &[13]),
+            key("externalSetMarkChain"),
+            key("conditionsV4"),
+            key("conditionsV6"),
+        ];
+        KEYS
+    }
+
     async fn add(&self, call: &Call) -> Result<Value, Failure> {
         let previous = call.needs_previous()?;
         let mappings = call.capability("portMappings").and_then(Value::as_array);

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use async_trait::async_trait;
 use serde_json::{Value, json};
 
+use super::refused::{Refused, key};
 use super::{Call, Failure, IpConfig, Plugin, ip_json, ips, links};
 
 pub(super) struct PointToPoint;
@@ -15,6 +16,11 @@ fn bits(address: IpAddr) -> u8 {
 
 #[async_trait]
 impl Plugin for PointToPoint {
+    fn refused(&self) -> &'static [Refused] {
+        const KEYS: &[Refused] = &[key("runtimeConfig.mac"), key("args.cni.mac")];
+        KEYS
+    }
+
     async fn add(&self, call: &Call) -> Result<Value, Failure> {
         let given = call.ipam("ADD").await?;
         let made = connect(call, &given).await;
@@ -76,10 +82,11 @@ async fn connect(call: &Call, given: &Value) -> Result<Value, Failure> {
         links::masquerade(call, &ips)?;
     }
     let ips: Vec<Value> = ips.iter().map(|ip| ip_json(ip, Some(1), &call.version)).collect();
+    let interfaces = [links::interface(&outside, &host_end).await?, links::own_interface(call).await?];
     Ok(json!({
-        "interfaces": [{"name": host_end}, {"name": call.interface(), "sandbox": call.netns()}],
+        "interfaces": interfaces,
         "ips": ips,
         "routes": given.get("routes").cloned().unwrap_or_else(|| json!([])),
-        "dns": given.get("dns").cloned().unwrap_or_else(|| json!({})),
+        "dns": links::dns(call, given),
     }))
 }

@@ -128,3 +128,22 @@ fn external_addresses_share_a_class_and_only_vips_have_a_firewall() {
         ]
     );
 }
+
+#[test]
+fn an_address_is_one_frontend_however_often_a_service_names_it() {
+    let spec = json!({"clusterIP": "10.96.0.9", "type": "LoadBalancer", "ports": [{"port": 80, "nodePort": 30080}],
+        "externalIPs": ["10.96.0.9", "192.0.2.7", "192.0.2.7"], "loadBalancerSourceRanges": ["10.0.0.0/8"]});
+    let status = json!({"loadBalancer": {"ingress": [{"ip": "192.0.2.7"}, {"ip": "192.0.2.8"}]}});
+    let service = json!({"metadata": {"namespace": "ns", "name": "web"}, "spec": spec, "status": status});
+    let (_, port) = service_ports(&serde_json::from_value(service).unwrap(), IpFamily::V4).remove(0);
+    let out = desired(&port, &ChosenEndpoints::default(), &config());
+    let origins: Vec<_> = out.frontends.iter().map(|frontend| frontend.rank.origin).collect();
+    use crate::layout::Origin::{Allocated, External};
+    assert_eq!(origins, [Allocated, External, External, Allocated]);
+    let frontends: HashSet<&Key> = out.frontends.iter().map(|frontend| &frontend.key).collect();
+    for claim in &out.claims {
+        let frontend = claim.set.frontend(&claim.key);
+        let shared = matches!(claim.set, SetName::ClusterIps | SetName::HairpinConnections);
+        assert_eq!(frontend.as_ref().is_some_and(|key| frontends.contains(key)), !shared, "{}", text(claim));
+    }
+}

@@ -15,6 +15,7 @@ enum Kind {
 fn port(kind: Kind) -> ServicePort {
     let external = matches!(kind, Kind::ExternalLocal | Kind::BothLocal);
     ServicePort {
+        seniority: Arc::default(),
         cluster_ip: "10.96.0.9".parse().unwrap(),
         port: 80,
         protocol: Protocol::Tcp,
