@@ -4,19 +4,40 @@
 //! sooner than the lease duration after it. [`Fence`] shows if that time is over, also to a process that
 //! was stopped in between and has not noticed yet.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
+use ferrite_component::metrics::{Counter, Family, Gauge, registry};
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
-use kube::Client;
 use kube::api::PostParams;
+use kube::{Client, Resource};
 use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
-use crate::{Api, Scope, is_not_found};
+use crate::fence::{Fence, uptime};
+use crate::{Api, EventRecorder, EventType, Scope, is_not_found};
+
+/// The metrics of elections, by the name of the lease.
+struct Families {
+    leads: Arc<Family<Gauge>>,
+    slow: Arc<Family<Counter>>,
+}
+
+static FAMILIES: LazyLock<Families> = LazyLock::new(|| Families {
+    leads: registry().gauge(
+        "leader_election_master_status",
+        "1 while this process holds the lease, else 0.",
+        &["name"],
+    ),
+    slow: registry().counter(
+        "leader_election_slowpath_total",
+        "Renewals for which the lease had to be read first.",
+        &["name"],
+    ),
+});
 
 /// The Lease, the identity, and the times of an election.
 #[derive(Debug, Clone)]
@@ -55,38 +76,6 @@ impl LeaderConfig {
     }
 }
 
-/// The time up to which a leader may act. Clones share it.
-///
-/// The clock goes on while the process is stopped or the machine sleeps.
-#[derive(Debug, Clone, Default)]
-pub struct Fence(Arc<AtomicU64>);
-
-impl Fence {
-    /// Returns true if the leadership lasts. A leader checks this before each write.
-    pub fn is_open(&self) -> bool {
-        uptime() < Duration::from_nanos(self.0.load(Ordering::Acquire))
-    }
-
-    /// Lets the leader act until this time after the machine's start.
-    fn open_until(&self, end: Duration) {
-        self.0.store(u64::try_from(end.as_nanos()).unwrap_or(u64::MAX), Ordering::Release);
-    }
-
-    fn close(&self) {
-        self.open_until(Duration::ZERO);
-    }
-}
-
-/// Time since the machine's start, with the time that it slept.
-fn uptime() -> Duration {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the pointer is to a timespec of this function. The clock exists since Linux 2.6.39; without it the time
-    // stays zero and no lease expires.
-    unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut time) };
-    Duration::from_secs(u64::try_from(time.tv_sec).unwrap_or(0))
-        + Duration::from_nanos(u64::try_from(time.tv_nsec).unwrap_or(0))
-}
-
 /// One time of leading.
 #[derive(Debug, Clone)]
 pub struct Term {
@@ -95,12 +84,52 @@ pub struct Term {
     pub fence: Fence,
 }
 
+/// The health of a candidate, for its health check. Clones share it.
+#[derive(Debug, Clone)]
+pub struct LeaderHealth {
+    name: String,
+    lease_duration: Duration,
+    /// The time of the last renewal after the machine's start, in nanoseconds; zero while another one leads.
+    renewed: Arc<AtomicU64>,
+}
+
+impl LeaderHealth {
+    /// Fails if the leader did not notice for `tolerance` that its lease has expired. A candidate that does not lead is well.
+    pub fn check(&self, tolerance: Duration) -> Result<(), LeaderStuck> {
+        self.check_at(uptime(), tolerance)
+    }
+
+    fn check_at(&self, now: Duration, tolerance: Duration) -> Result<(), LeaderStuck> {
+        let renewed = Duration::from_nanos(self.renewed.load(Ordering::Acquire));
+        match renewed.is_zero() || now.saturating_sub(renewed) <= self.lease_duration + tolerance {
+            true => Ok(()),
+            false => Err(LeaderStuck { name: self.name.clone() }),
+        }
+    }
+
+    /// Notes when the lease was renewed; zero for the end of the leadership.
+    fn renewed_at(&self, at: Duration) {
+        self.renewed.store(u64::try_from(at.as_nanos()).unwrap_or(u64::MAX), Ordering::Release);
+    }
+}
+
+/// A leader that neither renewed its lease nor gave up.
+#[derive(Debug, thiserror::Error)]
+#[error("failed election to renew leadership on lease {name}")]
+pub struct LeaderStuck {
+    name: String,
+}
+
 /// Takes part in the election of one Lease.
 pub struct LeaderElector {
     api: Api<Lease>,
     config: LeaderConfig,
     /// The lease as last seen to change, and when: clocks of candidates are never compared.
     observed: Option<(LeaseSpec, Duration)>,
+    /// The lease as this candidate wrote it last, while it leads.
+    held: Option<Lease>,
+    recorder: Option<EventRecorder>,
+    health: LeaderHealth,
 }
 
 impl std::fmt::Debug for LeaderElector {
@@ -162,7 +191,45 @@ fn after_renewal(attempt: Attempt, since: Duration, allowed: Duration) -> Next {
 
 impl LeaderElector {
     pub fn new(client: Client, config: LeaderConfig) -> Self {
-        Self { api: Api::namespaced(client, &config.namespace), config, observed: None }
+        FAMILIES.leads.with(&[&config.name]).set(0);
+        let health = LeaderHealth {
+            name: config.name.clone(),
+            lease_duration: config.lease_duration,
+            renewed: Arc::default(),
+        };
+        let api = Api::namespaced(client, &config.namespace);
+        Self { api, config, observed: None, held: None, recorder: None, health }
+    }
+
+    /// Records the begin and the end of each leadership as events about the lease.
+    #[must_use]
+    pub fn with_recorder(self, recorder: EventRecorder) -> Self {
+        Self { recorder: Some(recorder), ..self }
+    }
+
+    pub fn health(&self) -> LeaderHealth {
+        self.health.clone()
+    }
+
+    /// Upstream's event about a change of leadership.
+    fn event(&self, change: &str) {
+        if let (Some(recorder), Some(lease)) = (&self.recorder, &self.held) {
+            let message = format!("{} {change}", self.config.identity);
+            recorder.event(&lease.object_ref(&()), EventType::Normal, "LeaderElection", message);
+        }
+    }
+
+    fn begins(&self, at: Duration) {
+        self.health.renewed_at(at);
+        FAMILIES.leads.with(&[&self.config.name]).set(1);
+        self.event("became leader");
+    }
+
+    fn ends(&mut self) {
+        self.health.renewed_at(Duration::ZERO);
+        FAMILIES.leads.with(&[&self.config.name]).set(0);
+        self.event("stopped leading");
+        self.held = None;
     }
 
     /// Waits until it leads, calls `lead` with a term whose scope lasts as long as the leadership, and returns when
@@ -187,6 +254,7 @@ impl LeaderElector {
             }
         };
         info!(lease = self.config.name, identity = self.config.identity, "became leader");
+        self.begins(began);
         let term = Term { scope: scope.child(), fence: Fence::default() };
         let allowed = self.config.allowed();
         term.fence.open_until(began + allowed);
@@ -195,6 +263,7 @@ impl LeaderElector {
             tokio::select! {
                 () = token.cancelled() => {
                     term.scope.shutdown().await;
+                    self.ends();
                     self.release().await;
                     return;
                 }
@@ -206,6 +275,7 @@ impl LeaderElector {
             match after_renewal(attempt, uptime().saturating_sub(began), allowed) {
                 Next::LeadOn => {
                     began = now;
+                    self.health.renewed_at(began);
                     term.fence.open_until(began + allowed);
                 }
                 Next::TryAgain => {}
@@ -213,6 +283,7 @@ impl LeaderElector {
                     term.fence.close();
                     warn!(lease = self.config.name, "lost the lease");
                     term.scope.shutdown().await;
+                    self.ends();
                     return;
                 }
             }
@@ -234,6 +305,17 @@ impl LeaderElector {
     async fn try_attempt(&mut self) -> Result<bool, kube::Error> {
         let now = MicroTime(Timestamp::now());
         let seconds = i32::try_from(self.config.lease_duration.as_secs()).unwrap_or(i32::MAX);
+        // As upstream: a leader expects the lease as it wrote it. If it changed since, the write is a conflict.
+        if let Some(mut lease) = self.held.clone() {
+            lease.spec.get_or_insert_default().renew_time = Some(now.clone());
+            match self.api.replace(&self.config.name, &PostParams::default(), &lease).await {
+                Ok(lease) => {
+                    self.held = Some(lease);
+                    return Ok(true);
+                }
+                Err(error) => debug!(%error, lease = self.config.name, "the lease is read again"),
+            }
+        }
         let mut lease = match self.api.get(&self.config.name).await {
             Ok(lease) => lease,
             Err(error) if is_not_found(&error) => {
@@ -252,7 +334,7 @@ impl LeaderElector {
                         ..LeaseSpec::default()
                     }),
                 };
-                self.api.create(&PostParams::default(), &lease).await?;
+                self.held = Some(self.api.create(&PostParams::default(), &lease).await?);
                 return Ok(true);
             }
             Err(error) => return Err(error),
@@ -265,7 +347,7 @@ impl LeaderElector {
         let unchanged_for = seen.map_or(Duration::ZERO, |at| uptime().saturating_sub(at));
         match decide(spec, unchanged_for, &self.config.identity) {
             Step::Wait => return Ok(false),
-            Step::Renew => {}
+            Step::Renew => FAMILIES.slow.with(&[&self.config.name]).increment(),
             Step::Take => {
                 spec.holder_identity = Some(self.config.identity.clone());
                 spec.acquire_time = Some(now.clone());
@@ -275,7 +357,7 @@ impl LeaderElector {
         spec.renew_time = Some(now);
         spec.lease_duration_seconds = Some(seconds);
         // The resourceVersion that was read guards the write: of two candidates one gets a conflict.
-        self.api.replace(&self.config.name, &PostParams::default(), &lease).await?;
+        self.held = Some(self.api.replace(&self.config.name, &PostParams::default(), &lease).await?);
         Ok(true)
     }
 
@@ -333,6 +415,95 @@ mod tests {
         }
     }
 
+    #[tokio::test]
+    async fn a_leader_that_does_not_notice_its_end_is_unwell() {
+        let elector = LeaderElector::new(slow_server(), LeaderConfig::new("n", "unwell", "i"));
+        let (health, seconds) = (elector.health(), Duration::from_secs);
+        assert!(health.check(Duration::ZERO).is_ok(), "nobody leads");
+        health.renewed_at(seconds(100));
+        for (now, is_well) in [(100, true), (135, true), (136, false)] {
+            assert_eq!(health.check_at(seconds(now), seconds(20)).is_ok(), is_well, "{now}");
+        }
+        let why = health.check_at(seconds(136), seconds(20)).unwrap_err().to_string();
+        assert_eq!(why, "failed election to renew leadership on lease unwell");
+        health.renewed_at(Duration::ZERO);
+        assert!(health.check_at(seconds(136), seconds(20)).is_ok());
+    }
+
+    /// A server of one lease; each request is noted.
+    fn lease_server(requests: Arc<std::sync::Mutex<Vec<String>>>) -> kube::Client {
+        let stored: Arc<std::sync::Mutex<bytes::Bytes>> = Arc::default();
+        let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
+            let (stored, requests) = (stored.clone(), requests.clone());
+            async move {
+                let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+                let body = http_body_util::BodyExt::collect(request.into_body()).await?.to_bytes();
+                let is_lease = path.contains("/leases");
+                let text = match is_lease {
+                    true => method.to_string(),
+                    false => {
+                        let event: ferrite_json::Value = ferrite_json::from_slice(&body).expect("an event");
+                        let of = &event["involvedObject"];
+                        format!(
+                            "{} {}: {}",
+                            of["kind"].as_str().unwrap_or(""),
+                            event["reason"].as_str().unwrap_or(""),
+                            event["message"].as_str().unwrap_or("")
+                        )
+                    }
+                };
+                requests.lock().unwrap().push(text);
+                let mut stored = stored.lock().unwrap();
+                let (code, body) = match (is_lease && method == http::Method::GET, stored.is_empty()) {
+                    (true, true) => (
+                        404,
+                        bytes::Bytes::from_static(br#"{"kind":"Status","code":404,"reason":"NotFound"}"#),
+                    ),
+                    (true, false) => (200, stored.clone()),
+                    (false, _) => {
+                        if is_lease {
+                            *stored = body.clone();
+                        }
+                        (200, body)
+                    }
+                };
+                let body = http_body_util::Full::new(body);
+                Ok::<_, kube::Error>(http::Response::builder().status(code).body(body).expect("a response"))
+            }
+        });
+        kube::Client::new(service, "default")
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_leadership_is_told_and_renewed_without_reading() {
+        let requests: Arc<std::sync::Mutex<Vec<String>>> = Arc::default();
+        let client = lease_server(requests.clone());
+        let (scope, events) = (Scope::new(), Scope::new());
+        let recorder = crate::Events::start(client.clone(), &events).recorder("x", None);
+        let mut elector =
+            LeaderElector::new(client, LeaderConfig::new("n", "told", "me")).with_recorder(recorder);
+        let leads = || FAMILIES.leads.with(&["told"]).get();
+        assert_eq!(leads(), 0);
+        let (ends, own) = (scope.clone(), scope.clone());
+        elector
+            .run(&scope, move |_| {
+                assert_eq!(leads(), 1);
+                own.spawn(async move {
+                    sleep(Duration::from_secs(5)).await;
+                    ends.cancel();
+                });
+            })
+            .await;
+        assert_eq!(FAMILIES.leads.with(&["told"]).get(), 0);
+        assert_eq!(FAMILIES.slow.with(&["told"]).get(), 0);
+        let requests = requests.lock().unwrap().clone();
+        let leases: Vec<&str> = requests.iter().map(String::as_str).filter(|r| !r.contains(':')).collect();
+        assert_eq!(leases, ["GET", "POST", "PUT", "PUT", "GET", "PUT"]);
+        assert!(requests.contains(&"Lease LeaderElection: me became leader".to_owned()), "{requests:?}");
+        assert!(requests.contains(&"Lease LeaderElection: me stopped leading".to_owned()), "{requests:?}");
+        events.cancel();
+    }
+
     #[test]
     fn a_leader_ends_before_another_may_begin() {
         for (lease, renew, retry, allowed) in [(15, 10, 2, 12_000), (3, 2, 1, 2_500), (60, 50, 1, 51_000)] {
@@ -346,16 +517,6 @@ mod tests {
             assert_eq!(config.allowed(), Duration::from_millis(allowed));
             assert!(config.allowed() < config.lease_duration);
         }
-    }
-
-    #[test]
-    fn a_fence_opens_for_a_time() {
-        let fence = Fence::default();
-        assert!(!fence.is_open(), "nobody leads yet");
-        fence.open_until(uptime() + Duration::from_secs(3600));
-        assert!(fence.is_open() && fence.clone().is_open());
-        fence.open_until(uptime());
-        assert!(!fence.is_open(), "the time is over");
     }
 
     /// The first request is never answered; from the second on there is no lease, and one can be made.

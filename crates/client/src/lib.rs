@@ -12,6 +12,7 @@ pub mod csi;
 mod document;
 mod events;
 mod expectations;
+mod fence;
 mod informer;
 mod informers;
 mod key;
@@ -39,10 +40,11 @@ pub use credentials::service_account_client;
 pub use document::{read_document, write_document};
 pub use events::{EventRecorder, EventType, Events, SeriesRecorder};
 pub use expectations::Expectations;
+pub use fence::Fence;
 pub use informer::{Change, Informer, ListSelector, Old};
 pub use informers::Informers;
 pub use key::ObjectKey;
-pub use leader::{Fence, LeaderConfig, LeaderElector, Term};
+pub use leader::{LeaderConfig, LeaderElector, LeaderHealth, LeaderStuck, Term};
 pub use object::{DecodeError, Object};
 pub use ownership::{
     Claim, ClaimError, claim, claim_all, claim_all_with_finalizer, controller_of, controller_reference,

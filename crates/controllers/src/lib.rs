@@ -22,6 +22,7 @@ mod hash;
 mod history;
 mod intstr;
 mod job;
+mod kinds;
 mod legacy_tokens;
 mod namespace;
 mod node_ipam;

@@ -20,7 +20,6 @@ use tokio::time::Instant;
 
 use super::AutoscalingConfig;
 use super::conditions::{self, ABLE_TO_SCALE, SCALED_TO_ZERO, SCALING_ACTIVE, SCALING_LIMITED};
-use super::discovery::Discovery;
 use super::limits::{Behavior, Bounds, History};
 use super::measures::{self, Action, Fault};
 use super::metrics::MetricsClient;
@@ -28,6 +27,7 @@ use super::pods::Readiness;
 use super::proposal::{Failure, Proposal, Target, selected};
 use super::replicas::Tolerances;
 use super::scale::{Scale, ScaleError};
+use crate::kinds::Discovery;
 use crate::{Context, pods};
 
 const NAME: &str = "horizontal-pod-autoscaler-controller";

@@ -13,8 +13,8 @@ use k8s_openapi::api::autoscaling::v2::CrossVersionObjectReference;
 use kube::Client;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
-use super::discovery::{CUSTOM_METRICS, Kinds};
 use super::pods::{PodMetric, PodMetrics};
+use crate::kinds::{CUSTOM_METRICS, Kinds};
 
 /// The most that a metrics API may answer.
 const LARGEST: usize = 64 << 20;

@@ -7,7 +7,6 @@
 
 mod conditions;
 mod controller;
-mod discovery;
 mod limits;
 mod measures;
 mod metrics;

@@ -15,10 +15,10 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1 as meta;
 
-use super::discovery::Kinds;
 use super::metrics::{MetricsClient, MetricsError};
 use super::pods::{self as groups, PodMetrics, Readiness};
 use super::replicas::{self, Calculated, CalculationError, PodFigures, Tolerances};
+use crate::kinds::Kinds;
 use crate::pods;
 
 /// The number of replicas that one metric calls for.

@@ -7,8 +7,8 @@ use ferrite_json::Value;
 use k8s_openapi::api::autoscaling::v2::CrossVersionObjectReference;
 use kube::Client;
 
-use super::discovery::{Discovery, Kinds, Mapping};
 use super::metrics::{group_of, no_match};
+use crate::kinds::{Discovery, Kinds, Mapping};
 
 const LARGEST: usize = 4 << 20;
 /// As upstream: an update that loses against another writer is made again this often, after such a pause.

@@ -4,17 +4,18 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ferrite_client::{Change, EventRecorder, EventType, Informer, ObjectKey, WorkQueue};
+use ferrite_client::{Api, Change, EventRecorder, EventType, Informer, ObjectKey, WorkQueue};
 use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use kube::Client;
+use kube::api::PostParams;
 use kube::core::{Selector, SelectorExt};
 
 use super::is_rolling_update;
 use super::sync::Rollout;
 use crate::Context;
-use crate::error::SyncError;
+use crate::error::{During, SyncError};
 use crate::pods::{self, BY_CONTROLLER, ORPHANS};
 use ferrite_client::{claim_all, controller_of};
 
@@ -100,7 +101,7 @@ impl DeploymentController {
         if deployment.spec.as_ref().is_none_or(|spec| spec.selector == everything) {
             let message = "This deployment is selecting all pods. A non-empty selector is required.";
             self.recorder.event_for(&*deployment, EventType::Warning, "SelectingAll", message);
-            return Ok(None);
+            return self.note_observed(&key, &deployment).await.map(|()| None);
         }
         let Some(selector) = selector(&deployment) else {
             return Err(SyncError::Other(format!("{key} has a selector that cannot be understood")));
@@ -118,8 +119,49 @@ impl DeploymentController {
             .collect();
         Box::pin(Rollout::new(self, (*deployment).clone(), sets, pods).run()).await
     }
+
+    async fn note_observed(&self, key: &ObjectKey, deployment: &Deployment) -> Result<(), SyncError> {
+        let Some(updated) = observed(deployment) else { return Ok(()) };
+        let api: Api<Deployment> = Api::namespaced(self.client.clone(), &key.namespace);
+        match api.replace_status(&key.name, &PostParams::default(), &updated).await {
+            Ok(_) => Ok(()),
+            Err(error) => Err(error).during(|| format!("update status of deployment {key}")),
+        }
+    }
+}
+
+/// The Deployment with its generation as the observed one, unless it is already.
+fn observed(deployment: &Deployment) -> Option<Deployment> {
+    let generation = deployment.metadata.generation;
+    let mut updated = deployment.clone();
+    let seen = &mut updated.status.get_or_insert_default().observed_generation;
+    if *seen >= generation {
+        return None;
+    }
+    *seen = generation;
+    Some(updated)
 }
 
 fn selector(deployment: &Deployment) -> Option<Selector> {
     deployment.spec.as_ref()?.selector.clone().try_into().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ferrite_json::json;
+
+    #[test]
+    fn a_new_generation_is_observed_once() {
+        let deployment = |observed: Option<i64>| -> Deployment {
+            ferrite_json::from_value(
+                json!({"metadata": {"generation": 2}, "status": {"observedGeneration": observed}}),
+            )
+            .unwrap()
+        };
+        for (has, expected) in [(None, true), (Some(1), true), (Some(2), false)] {
+            let generation = observed(&deployment(has)).map(|d| d.status.unwrap().observed_generation);
+            assert_eq!(generation, expected.then_some(Some(2)), "{has:?}");
+        }
+    }
 }

@@ -2,6 +2,7 @@
 
 mod controller;
 mod revision;
+mod rollback;
 mod scaling;
 mod status;
 mod sync;

@@ -7,19 +7,22 @@ use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet, ReplicaSetSpec};
 use k8s_openapi::api::core::v1::PodTemplateSpec;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
+use super::rollback::ROLLBACK_TO;
 use super::{DESIRED_REPLICAS, MAX_REPLICAS, REVISION, REVISION_HISTORY, TEMPLATE_HASH, annotation};
 use crate::hash::template_hash;
 use ferrite_client::controller_reference;
 
 /// Annotations that belong to one of the two objects and are not copied from the Deployment to its ReplicaSets.
-const NOT_COPIED: &[&str] = &[
+pub(super) const NOT_COPIED: &[&str] = &[
     "kubectl.kubernetes.io/last-applied-configuration",
     REVISION,
     REVISION_HISTORY,
     DESIRED_REPLICAS,
     MAX_REPLICAS,
-    "deprecated.deployment.rollback.to",
+    ROLLBACK_TO,
 ];
+/// Longest name of an object.
+const LONGEST_NAME: usize = 253;
 /// Longest value of the revision history annotation.
 const HISTORY_LENGTH: usize = 2000;
 
@@ -49,7 +52,7 @@ pub(super) fn same_template(deployment: &Deployment, set: &ReplicaSet) -> bool {
     find_new(deployment, std::slice::from_ref(set)).is_some()
 }
 
-fn without_hash(template: &PodTemplateSpec) -> PodTemplateSpec {
+pub(super) fn without_hash(template: &PodTemplateSpec) -> PodTemplateSpec {
     let mut template = template.clone();
     let meta = template.metadata.get_or_insert_default();
     if let Some(labels) = &mut meta.labels {
@@ -74,7 +77,7 @@ pub(super) fn new_set(deployment: &Deployment, revision: i64) -> ReplicaSet {
     selector.match_labels.get_or_insert_default().insert(TEMPLATE_HASH.to_owned(), hash.clone());
     let mut set = ReplicaSet {
         metadata: ObjectMeta {
-            name: Some(format!("{}-{hash}", deployment.metadata.name.as_deref().unwrap_or_default())),
+            name: Some(set_name(deployment.metadata.name.as_deref().unwrap_or_default(), &hash)),
             namespace: deployment.metadata.namespace.clone(),
             labels: Some(labels),
             owner_references: Some(vec![controller_reference(deployment)]),
@@ -90,6 +93,14 @@ pub(super) fn new_set(deployment: &Deployment, revision: i64) -> ReplicaSet {
     };
     annotate_new(deployment, &mut set, revision);
     set
+}
+
+/// A ReplicaSet's name: a long name of the Deployment is cut off, so that the hash has room.
+fn set_name(deployment: &str, hash: &str) -> String {
+    let room = LONGEST_NAME.saturating_sub(1 + hash.len());
+    // Names are ASCII.
+    let kept = deployment.get(..room).unwrap_or(deployment);
+    format!("{kept}-{hash}")
 }
 
 /// Brings the annotations of the new ReplicaSet up to date; whether anything changed. A set that carried the
@@ -187,6 +198,14 @@ mod tests {
         assert_eq!(annotations.len(), 2);
         assert!(same_template(&deployment, &set));
         assert!(!same_template(&self::deployment("a:2"), &set));
+    }
+
+    #[test]
+    fn the_name_of_a_set_has_room_for_the_hash() {
+        for (length, kept) in [(3, 3), (242, 242), (243, 242), (253, 242)] {
+            let name = "n".repeat(length);
+            assert_eq!(set_name(&name, "0123456789"), format!("{}-0123456789", "n".repeat(kept)));
+        }
     }
 
     #[test]

@@ -15,7 +15,7 @@ use super::controller::DeploymentController;
 use super::scaling::{self, Share, Size};
 use super::{
     DESIRED_REPLICAS, MAX_REPLICAS, REVISION, annotation, available_replicas, bounds, is_rolling_update,
-    replicas, revision, spec_replicas, status,
+    replicas, revision, rollback, spec_replicas, status,
 };
 use crate::error::{During, SyncError, is_namespace_terminating};
 use crate::pods::is_finished;
@@ -64,6 +64,9 @@ impl<'a> Rollout<'a> {
             return self.write_counts(&split).await.map(|()| None);
         }
         self.note_pause().await?;
+        if !self.is_paused() && rollback::wanted(&self.deployment).is_some() {
+            return Box::pin(self.roll_back()).await.map(|()| None);
+        }
         if self.is_paused() || self.is_scaling_event() {
             return Box::pin(self.scale()).await.map(|()| None);
         }
@@ -335,6 +338,20 @@ impl<'a> Rollout<'a> {
             self.clean_up(&split.old).await?;
         }
         self.write_rollout(&split).await
+    }
+
+    /// Goes back to an earlier revision. The change of the template triggers the sync that rolls it out.
+    async fn roll_back(&mut self) -> Result<(), SyncError> {
+        let split = Box::pin(self.split_and_revise(true)).await?;
+        let Some(rollback) = rollback::decide(&self.deployment, &split.all()) else { return Ok(()) };
+        let name = self.name().to_owned();
+        self.deployments_api()
+            .replace(&name, &PostParams::default(), &rollback.deployment)
+            .await
+            .during(|| format!("roll deployment {name} back"))?;
+        let (kind, reason, message) = rollback.event;
+        self.event(kind, reason, &message);
+        Ok(())
     }
 
     /// Recreate: the new pods start when the last old one has ended.

@@ -15,19 +15,35 @@ const ALLOWED: &str = "DisruptionAllowed";
 const DELETION_TIMEOUT: SignedDuration = SignedDuration::from_secs(120);
 
 /// The status to write, if it changed, and the time of the next check.
-#[derive(Debug, PartialEq)]
+#[derive(Debug, Default, PartialEq)]
 pub(super) struct Plan {
     pub status: Option<PodDisruptionBudgetStatus>,
     pub recheck: Option<Duration>,
+    /// Pods whose eviction was granted and that were not deleted in time.
+    pub overdue: Vec<Arc<Pod>>,
 }
 
 /// Why it is not known how many pods a budget is about. The messages are upstream's.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum BudgetError {
-    #[error("found no controller ref for pod {pod:?} of kind {kind}")]
-    NoController { pod: String, kind: String },
+    #[error("found no controllers for pod {pod:?}")]
+    NoController { pod: String },
+    #[error("no matches for kind {kind:?} in version {version:?}")]
+    NoKind { kind: String, version: String },
+    #[error("{resource} does not implement the scale subresource")]
+    NoScale { resource: String },
+    /// The server did not say the size; it may later.
+    #[error("{0}")]
+    Unreadable(String),
     #[error("invalid value for IntOrString: invalid type: string is not a percentage")]
     NoPercentage,
+}
+
+/// Returns true if the number of allowed disruptions depends on the sizes of workloads.
+pub(super) fn needs_sizes(budget: &PodDisruptionBudget) -> bool {
+    budget.spec.as_ref().is_some_and(|spec| {
+        spec.max_unavailable.is_some() || matches!(spec.min_available, Some(IntOrString::String(_)))
+    })
 }
 
 /// The status of a budget for the pods it selects. `expected` is the sum of their workloads' sizes, or why
@@ -47,10 +63,11 @@ pub(super) fn decide(
             let mut status = PodDisruptionBudgetStatus { disruptions_allowed: Some(0), ..old.clone() };
             status.observed_generation = generation;
             set_condition(&mut status, "False", "SyncFailed", &why.to_string(), generation, now);
-            return Plan { status: (status != old).then_some(status), recheck: None };
+            return Plan { status: (status != old).then_some(status), ..Plan::default() };
         }
     };
-    let (disrupted, recheck) = still_disrupted(&old.disrupted_pods.clone().unwrap_or_default(), pods, now);
+    let (disrupted, recheck, overdue) =
+        still_disrupted(&old.disrupted_pods.clone().unwrap_or_default(), pods, now);
     let healthy = pods.iter().filter(|pod| is_healthy(pod, &disrupted)).count();
     let healthy = i32::try_from(healthy).unwrap_or(i32::MAX);
     let allowed = if expected_pods <= 0 { 0 } else { (healthy - desired).max(0) };
@@ -66,7 +83,7 @@ pub(super) fn decide(
     let (value, reason) =
         if allowed > 0 { ("True", "SufficientPods") } else { ("False", "InsufficientPods") };
     set_condition(&mut status, value, reason, "", generation, now);
-    Plan { status: (status != old).then_some(status), recheck }
+    Plan { status: (status != old).then_some(status), recheck, overdue }
 }
 
 /// The numbers of expected pods and of pods that must stay healthy.
@@ -106,26 +123,28 @@ fn scaled(value: &IntOrString, whole: i32) -> Result<i32, BudgetError> {
     }
 }
 
-/// Pods whose eviction was granted and that are still to go, and when the first of them should have.
+/// Pods whose eviction was granted and that are still to go, the time until the first of them should have, and the pods
+/// whose time is over.
 fn still_disrupted(
     granted: &BTreeMap<String, Time>,
     pods: &[Arc<Pod>],
     now: Timestamp,
-) -> (BTreeMap<String, Time>, Option<Duration>) {
+) -> (BTreeMap<String, Time>, Option<Duration>, Vec<Arc<Pod>>) {
     let mut still = BTreeMap::new();
+    let mut overdue = Vec::new();
     let mut recheck: Option<Duration> = None;
     for pod in pods.iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()) {
         let name = pod.metadata.name.as_deref().unwrap_or_default();
         let Some(at) = granted.get(name) else { continue };
         let left = (at.0.saturating_add(DELETION_TIMEOUT).unwrap_or(now)).duration_since(now);
-        let Ok(left) = Duration::try_from(left) else { continue };
-        if left.is_zero() {
+        let Some(left) = Duration::try_from(left).ok().filter(|left| !left.is_zero()) else {
+            overdue.push(Arc::clone(pod));
             continue;
-        }
+        };
         still.insert(name.to_owned(), at.clone());
         recheck = Some(recheck.map_or(left, |earlier| earlier.min(left)));
     }
-    (still, recheck)
+    (still, recheck, overdue)
 }
 
 fn is_healthy(pod: &Pod, disrupted: &BTreeMap<String, Time>) -> bool {
@@ -228,6 +247,7 @@ mod tests {
         let status = old.status.unwrap();
         assert_eq!((status.current_healthy, status.disruptions_allowed), (Some(2), Some(1)));
         assert_eq!(old.recheck, None);
+        assert_eq!((recent.overdue.len(), old.overdue.len()), (0, 1));
         assert_eq!(status.disrupted_pods, None);
     }
 
@@ -237,7 +257,7 @@ mod tests {
         let first = decide(&budget(spec.clone(), json!({})), &pods(2, 0), Ok(2), now()).status.unwrap();
         let mut settled = budget(spec, json!({}));
         settled.status = Some(first);
-        assert_eq!(decide(&settled, &pods(2, 0), Ok(2), now()), Plan { status: None, recheck: None });
+        assert_eq!(decide(&settled, &pods(2, 0), Ok(2), now()), Plan::default());
         let failed = decide(&settled, &pods(2, 0), Err(BudgetError::NoPercentage), now()).status.unwrap();
         let condition = &failed.conditions.unwrap()[0];
         assert_eq!(

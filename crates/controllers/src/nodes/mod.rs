@@ -2,7 +2,9 @@
 
 mod conditions;
 mod eviction;
+mod labels;
 mod lifecycle;
+mod measures;
 mod pod_gc;
 mod taints;
 mod zones;

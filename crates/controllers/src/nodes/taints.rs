@@ -28,6 +28,22 @@ fn readiness_key(node: &Node) -> Option<&'static str> {
     }
 }
 
+/// Returns true if the node does not answer, or says that it is not ready.
+pub(super) fn is_lost(node: &Node) -> bool {
+    readiness_key(node).is_some()
+}
+
+/// The state of evictions from a node that is lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Eviction {
+    /// A NoExecute taint may come.
+    May,
+    /// None may come. Swapping one kind for the other needs no leave.
+    Waits,
+    /// None may stay: every node is lost, so the network to the nodes is probably what failed.
+    Ends,
+}
+
 /// Returns true if the node should get a NoExecute taint that it lacks: only this taint is rate-limited.
 pub(super) fn wants_eviction(node: &Node) -> bool {
     let held = node.spec.as_ref().and_then(|spec| spec.taints.as_deref()).unwrap_or_default();
@@ -38,14 +54,18 @@ pub(super) fn wants_eviction(node: &Node) -> bool {
 }
 
 /// All taints of the node as they should be, or nothing if they are. Those that people set are never touched.
-/// `may_evict` lets a NoExecute taint come; swapping one kind for the other needs no leave.
-pub(super) fn desired(node: &Node, may_evict: bool, now: Timestamp) -> Option<Vec<Taint>> {
+pub(super) fn desired(node: &Node, eviction: Eviction, now: Timestamp) -> Option<Vec<Taint>> {
     let held = node.spec.as_ref().and_then(|spec| spec.taints.clone()).unwrap_or_default();
     let readiness_key = readiness_key(node);
     let mut wanted: Vec<(&str, &str)> = Vec::new();
     if let Some(key) = readiness_key {
         wanted.push((key, NO_SCHEDULE));
-        if may_evict || !wants_eviction(node) {
+        let is_evicted = match eviction {
+            Eviction::May => true,
+            Eviction::Waits => !wants_eviction(node),
+            Eviction::Ends => false,
+        };
+        if is_evicted {
             wanted.push((key, NO_EXECUTE));
         }
     }
@@ -100,18 +120,18 @@ mod tests {
         let own = json!({"key": "team", "effect": "NoExecute"});
         let taint =
             |key: &str, effect: &str| json!({"key": format!("node.kubernetes.io/{key}"), "effect": effect});
-        for (what, node, may_evict, expected) in [
-            ("ready", node(ready("True"), json!([own])), true, None),
+        for (what, node, eviction, expected) in [
+            ("ready", node(ready("True"), json!([own])), Eviction::May, None),
             (
                 "not ready",
                 node(ready("False"), json!([])),
-                true,
+                Eviction::May,
                 Some(vec!["not-ready:NoSchedule", "not-ready:NoExecute"]),
             ),
             (
                 "not ready, no leave to evict",
                 node(ready("False"), json!([])),
-                false,
+                Eviction::Waits,
                 Some(vec!["not-ready:NoSchedule"]),
             ),
             (
@@ -120,8 +140,17 @@ mod tests {
                     ready("Unknown"),
                     json!([own, taint("not-ready", "NoSchedule"), taint("not-ready", "NoExecute")]),
                 ),
-                false,
+                Eviction::Waits,
                 Some(vec!["team:NoExecute", "unreachable:NoSchedule", "unreachable:NoExecute"]),
+            ),
+            (
+                "all nodes lost",
+                node(
+                    ready("Unknown"),
+                    json!([own, taint("unreachable", "NoSchedule"), taint("unreachable", "NoExecute")]),
+                ),
+                Eviction::Ends,
+                Some(vec!["team:NoExecute", "unreachable:NoSchedule"]),
             ),
             (
                 "ready again",
@@ -129,17 +158,17 @@ mod tests {
                     ready("True"),
                     json!([taint("unreachable", "NoSchedule"), taint("unreachable", "NoExecute"), own]),
                 ),
-                true,
+                Eviction::May,
                 Some(vec!["team:NoExecute"]),
             ),
             (
                 "pressure",
                 node(json!([{"type": "DiskPressure", "status": "True"}]), json!([])),
-                true,
+                Eviction::May,
                 Some(vec!["disk-pressure:NoSchedule"]),
             ),
         ] {
-            let got = desired(&node, may_evict, Timestamp::now()).map(|taints| {
+            let got = desired(&node, eviction, Timestamp::now()).map(|taints| {
                 taints
                     .iter()
                     .map(|taint| {

@@ -40,9 +40,14 @@ impl Zone {
     }
 }
 
+/// Returns true if no zone has a node that answers.
+pub(super) fn are_all_lost(zones: &BTreeMap<String, Zone>) -> bool {
+    zones.values().all(|zone| zone.is_lost())
+}
+
 /// Evictions per second allowed in the zone named `name`.
 pub(super) fn rate(zones: &BTreeMap<String, Zone>, name: &str, rates: EvictionRates) -> f64 {
-    if zones.values().all(|zone| zone.is_lost()) {
+    if are_all_lost(zones) {
         return 0.0;
     }
     let zone = zones.get(name).copied().unwrap_or_default();

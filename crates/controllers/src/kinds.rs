@@ -12,20 +12,20 @@ use crate::discovery;
 
 /// The version of the custom metrics API to speak, the better one first.
 const CUSTOM_VERSIONS: &[&str] = &["v1beta2", "v1beta1"];
-pub(super) const CUSTOM_METRICS: &str = "custom.metrics.k8s.io";
+pub(crate) const CUSTOM_METRICS: &str = "custom.metrics.k8s.io";
 
 /// One version of a resource.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Mapping {
-    pub(super) group: String,
-    pub(super) version: String,
-    pub(super) plural: String,
-    pub(super) has_scale: bool,
+pub(crate) struct Mapping {
+    pub(crate) group: String,
+    pub(crate) version: String,
+    pub(crate) plural: String,
+    pub(crate) has_scale: bool,
 }
 
 impl Mapping {
     /// The resource as a path below another API names it, and as errors do.
-    pub(super) fn group_resource(&self) -> String {
+    pub(crate) fn group_resource(&self) -> String {
         match self.group.as_str() {
             "" => self.plural.clone(),
             group => format!("{}.{group}", self.plural),
@@ -33,7 +33,7 @@ impl Mapping {
     }
 
     /// Where objects of a namespace are.
-    pub(super) fn path(&self, namespace: &str) -> String {
+    pub(crate) fn path(&self, namespace: &str) -> String {
         let Self { group, version, plural, .. } = self;
         match group.as_str() {
             "" => format!("/api/{version}/namespaces/{namespace}/{plural}"),
@@ -44,23 +44,28 @@ impl Mapping {
 
 /// Every kind by group and name, with its versions in the order that the server prefers.
 #[derive(Debug, Default)]
-pub(super) struct Kinds {
+pub(crate) struct Kinds {
     by_kind: BTreeMap<(String, String), Vec<Mapping>>,
     custom_metrics: Option<&'static str>,
 }
 
 impl Kinds {
-    pub(super) fn mappings(&self, group: &str, kind: &str) -> &[Mapping] {
+    /// The mapping of a kind in one version.
+    pub(crate) fn mapping(&self, group: &str, version: &str, kind: &str) -> Option<&Mapping> {
+        self.mappings(group, kind).iter().find(|mapping| mapping.version == version)
+    }
+
+    pub(crate) fn mappings(&self, group: &str, kind: &str) -> &[Mapping] {
         self.by_kind.get(&(group.to_owned(), kind.to_owned())).map_or(&[], Vec::as_slice)
     }
 
     /// The version of the custom metrics API that is served, if any.
-    pub(super) fn custom_metrics(&self) -> Option<&'static str> {
+    pub(crate) fn custom_metrics(&self) -> Option<&'static str> {
         self.custom_metrics
     }
 
     /// Reads lists of aggregated discovery.
-    fn of(lists: &[Value]) -> Self {
+    pub(crate) fn of(lists: &[Value]) -> Self {
         let mut kinds = Self::default();
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         for list in lists {
@@ -99,7 +104,7 @@ fn array(value: &Value) -> &[Value] {
 }
 
 /// The kinds as they were not long ago.
-pub(super) struct Discovery {
+pub(crate) struct Discovery {
     client: Client,
     /// As upstream: kinds are looked up anew in every sync period.
     keep: Duration,
@@ -107,11 +112,11 @@ pub(super) struct Discovery {
 }
 
 impl Discovery {
-    pub(super) fn new(client: Client, keep: Duration) -> Self {
+    pub(crate) fn new(client: Client, keep: Duration) -> Self {
         Self { client, keep, known: Mutex::new(None) }
     }
 
-    pub(super) async fn kinds(&self) -> Result<Arc<Kinds>, kube::Error> {
+    pub(crate) async fn kinds(&self) -> Result<Arc<Kinds>, kube::Error> {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some((_, kinds)) = known.filter(|(at, _)| at.elapsed() < self.keep) {
             return Ok(kinds);
