@@ -40,6 +40,7 @@ mod registry;
 mod resize;
 mod reviews;
 mod rollout;
+mod scheduling;
 mod server;
 mod servers;
 mod services;
