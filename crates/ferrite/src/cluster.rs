@@ -154,6 +154,7 @@ impl Cluster {
         };
         let services = options.server.service_cluster_ip_range.for_pods(options.cluster_cidr);
         let bridge = start_network(paths, options.cluster_cidr, options.cluster_cidr, services).await?;
+        bridge.require_guard();
         let segment = match options.nodes {
             Some(_) => Some(open_segment(paths, options, services).await?),
             None => None,
@@ -281,12 +282,9 @@ impl Cluster {
             }
         };
 
-        match start_policies(&node_name, &bridge, plugins.as_deref(), Sources::shared(&informers), &scope)
-            .await
-        {
-            Ok(()) => progress.done("policies", &ferrite_network::policy_table(&paths.bridge())),
-            // As on a kernel built without nftables.
-            Err(error) => tracing::warn!(%error, "NetworkPolicies have no effect"),
+        let sources = Sources::shared(&informers);
+        if start_policies(&node_name, &bridge, plugins.as_ref(), sources, &scope).await {
+            progress.done("policies", &ferrite_network::policy_table(&paths.bridge()));
         }
 
         let kubelet = start_own_kubelet(paths, options, &api, services, &node, &scope).await?;
