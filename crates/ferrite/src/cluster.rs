@@ -488,6 +488,7 @@ async fn start_others(
         api_service: ranges.first_address(),
         dns,
         domain: options.dns.cluster_domain.clone(),
+        stub_domains: options.dns.dns_stub_domain.clone(),
     };
     let admin = api.client("system:apiserver", &["system:masters"]);
     Box::pin(joining::publish(&admin, api.pki.ca(), &settings, node_ip)).await?;

@@ -194,6 +194,7 @@ impl AgentSettings {
             api_service: ranges.first_address(),
             dns: self.dns_service(options),
             domain: self.cluster_domain.clone(),
+            stub_domains: Vec::new(),
         };
         let admin = api.client("system:apiserver", &["system:masters"]);
         Box::pin(joining::publish(&admin, api.pki.ca(), &settings, advertise)).await?;

@@ -292,7 +292,7 @@ impl Agent {
             let dns = DnsPlace {
                 domain: place.domain,
                 resolv_conf: &self.resolv_conf,
-                stub_domains: &[],
+                stub_domains: &settings.stub_domains,
                 service: settings.dns,
                 pods: settings.pods,
                 node_ips: place.ips,
