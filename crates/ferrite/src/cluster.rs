@@ -180,7 +180,9 @@ impl Cluster {
         let doors = listen.clone();
         let acted_on = options.extras.acted_on();
         let pod_ranges = options.cluster_cidr.iter().map(|range| range_of(*range)).collect();
-        let place = Place { address: node_ip, listen, whole: true, domain, standalone, acted_on, pod_ranges };
+        let names = Vec::new();
+        let place =
+            Place { address: node_ip, listen, names, whole: true, domain, standalone, acted_on, pod_ranges };
         let mut server = with_node_restriction(&options.server);
         server.enable_bootstrap_token_auth |= segment.is_some();
         server.bind_address = None;
