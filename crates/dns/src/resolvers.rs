@@ -68,7 +68,7 @@ impl Upstream {
 }
 
 /// Resolvers of one domain and everything below it.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StubDomain {
     pub domain: Name,
     pub servers: Vec<SocketAddr>,

@@ -83,6 +83,40 @@ async fn certificates_are_needed(url: &str, certificates: &Certificates) {
     assert!(connect(options(url, certificates.client(false), 1), HistoryLimits::default()).await.is_err());
 }
 
+/// Another authority, and certificates of it, in place of the files that were there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn renewed_files_count_for_new_connections() {
+    let (files, others) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let certificates = Certificates::make(files.path());
+    let serve = async |certificates: &Certificates, address: &str| {
+        let listener = TcpListener::bind(address).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let service = Service::new(Arc::new(Store::memory()), None, vec![format!("https://{address}")]);
+        let (serving, tls) = (service.clone(), Arc::new(certificates.server()));
+        (address, service, tokio::spawn(async move { serving.serve_tcp(listener, Some(tls)).await }))
+    };
+    let (address, service, task) = serve(&certificates, "127.0.0.1:0").await;
+    let url = format!("https://{address}");
+    let store =
+        connect(options(&url, certificates.client(true), 15), HistoryLimits::default()).await.unwrap();
+    service.stop().await;
+    task.await.unwrap().unwrap();
+
+    let renewed = Certificates::make(others.path());
+    for name in ["ca.crt", "client.crt", "client.key"] {
+        std::fs::copy(renewed.path(name), certificates.path(name)).unwrap();
+    }
+    let (_, service, task) = serve(&renewed, &address.to_string()).await;
+    let put = || Txn::default().then(Op::put(Key::from("b"), Bytes::from("2")));
+    // A request that found the old connection ended may fail once.
+    let deadline = std::time::Instant::now() + Duration::from_secs(60);
+    while let Err(error) = store.commit(put()).await {
+        assert!(std::time::Instant::now() < deadline, "{error}");
+    }
+    service.stop().await;
+    task.await.unwrap().unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn our_server_and_our_client() {
     let dir = tempfile::tempdir().unwrap();

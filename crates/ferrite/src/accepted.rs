@@ -214,9 +214,10 @@ mod tests {
     }
 
     /// The flags of upstream's v1.36, also the deprecated ones that its help does not show.
-    const UPSTREAM: [(&str, &str); 3] = [
+    const UPSTREAM: [(&str, &str); 4] = [
         ("kube-apiserver", include_str!("upstream_flags/kube-apiserver.txt")),
         ("kube-controller-manager", include_str!("upstream_flags/kube-controller-manager.txt")),
+        ("kube-proxy", include_str!("upstream_flags/kube-proxy.txt")),
         ("kube-scheduler", include_str!("upstream_flags/kube-scheduler.txt")),
     ];
 
@@ -246,5 +247,6 @@ mod tests {
         check::<crate::apiserver_flags::ApiServerFlags>();
         check::<crate::kube_scheduler_flags::SchedulerFlags>();
         check::<crate::kube_controller_manager::accepted::ControllerManagerFlags>();
+        check::<crate::kube_proxy::accepted::KubeProxyFlags>();
     }
 }

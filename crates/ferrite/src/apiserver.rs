@@ -1,5 +1,6 @@
 //! The API server with its store, PKI and sockets: alone as `kube-apiserver`, or as part of a cluster.
 
+use crate::addresses::{listening_names, machine_addresses};
 use crate::auditing::AuditOptions;
 use crate::authority;
 use crate::certificate_files::CertificateFiles;
@@ -21,6 +22,7 @@ use ferrite_component::FeatureGates;
 use ferrite_controllers::{Clients, Identity};
 use ferrite_network::{Cidr, Cidrs};
 use ferrite_pki::{ClusterPki, Purpose, Subject};
+use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -271,6 +273,8 @@ pub struct Place {
     pub address: IpAddr,
     /// Where it listens unless the options say it.
     pub listen: Vec<IpAddr>,
+    /// Further names and addresses by which clients reach it.
+    pub names: Vec<String>,
     /// A whole cluster has nobody else's components, so that writers of kinds on which nothing acts get a
     /// warning.
     pub whole: bool,
@@ -345,7 +349,10 @@ impl ApiServerHandle {
             service_ip.to_string(),
             node_address.to_string(),
         ]);
-        names.dedup();
+        names.extend(place.names.iter().cloned());
+        names.extend(listening_names(addresses, &machine_addresses(addresses).await));
+        let mut seen = HashSet::new();
+        names.retain(|name| seen.insert(name.clone()));
         let subject = Subject { common_name: "kube-apiserver".into(), organization: None, names };
         let standalone = &place.standalone;
         // An identity that kubelets know and that has no rights here: authors of nodes choose where it is shown.

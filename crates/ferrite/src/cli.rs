@@ -149,6 +149,7 @@ impl Cli {
     pub fn run(self) -> Result<ExitCode, BoxError> {
         let verbosity = match &self.command {
             Command::Kubelet { arguments } => self.verbosity.max(kubelet::verbosity(arguments)),
+            Command::KubeProxy(proxy) => self.verbosity.max(proxy.verbosity()),
             _ => self.verbosity,
         };
         logging::start(verbosity);

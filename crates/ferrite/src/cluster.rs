@@ -155,6 +155,7 @@ impl Cluster {
         };
         let services = options.server.service_cluster_ip_range.for_pods(options.cluster_cidr);
         let bridge = start_network(paths, options.cluster_cidr, options.cluster_cidr, services).await?;
+        bridge.require_guard();
         let segment = match options.nodes {
             Some(_) => Some(open_segment(paths, options, services).await?),
             None => None,
@@ -180,7 +181,9 @@ impl Cluster {
         let doors = listen.clone();
         let acted_on = options.extras.acted_on();
         let pod_ranges = options.cluster_cidr.iter().map(|range| range_of(*range)).collect();
-        let place = Place { address: node_ip, listen, whole: true, domain, standalone, acted_on, pod_ranges };
+        let names = Vec::new();
+        let place =
+            Place { address: node_ip, listen, names, whole: true, domain, standalone, acted_on, pod_ranges };
         let mut server = with_node_restriction(&options.server);
         server.enable_bootstrap_token_auth |= segment.is_some();
         server.bind_address = None;
@@ -282,12 +285,9 @@ impl Cluster {
             }
         };
 
-        match start_policies(&node_name, &bridge, plugins.as_deref(), Sources::shared(&informers), &scope)
-            .await
-        {
-            Ok(()) => progress.done("policies", &ferrite_network::policy_table(&paths.bridge())),
-            // As on a kernel built without nftables.
-            Err(error) => tracing::warn!(%error, "NetworkPolicies have no effect"),
+        let sources = Sources::shared(&informers);
+        if start_policies(&node_name, &bridge, plugins.as_ref(), sources, &scope).await {
+            progress.done("policies", &ferrite_network::policy_table(&paths.bridge()));
         }
 
         let kubelet = start_own_kubelet(paths, options, &api, services, &node, &scope).await?;
@@ -491,6 +491,7 @@ async fn start_others(
         api_service: ranges.first_address(),
         dns,
         domain: options.dns.cluster_domain.clone(),
+        stub_domains: options.dns.dns_stub_domain.clone(),
     };
     let admin = api.client("system:apiserver", &["system:masters"]);
     Box::pin(joining::publish(&admin, api.pki.ca(), &settings, node_ip)).await?;

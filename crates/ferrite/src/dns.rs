@@ -72,6 +72,22 @@ fn parse_stub_domain(text: &str) -> Result<StubDomain, String> {
     Ok(StubDomain { domain, servers })
 }
 
+/// The text that [`parse_stub_domain`] reads.
+fn stub_domain_text(stub: &StubDomain) -> String {
+    let servers: Vec<String> = stub.servers.iter().map(ToString::to_string).collect();
+    format!("{}={}", stub.domain.to_ascii(), servers.join("+"))
+}
+
+/// Stub domains as one text, for nodes that join.
+pub fn stub_domains_text(stubs: &[StubDomain]) -> String {
+    stubs.iter().map(stub_domain_text).collect::<Vec<_>>().join(",")
+}
+
+/// Reads the text of [`stub_domains_text`].
+pub fn parse_stub_domains(text: &str) -> Result<Vec<StubDomain>, String> {
+    text.split(',').filter(|text| !text.is_empty()).map(parse_stub_domain).collect()
+}
+
 /// The running DNS server of this node.
 pub struct ClusterDns {
     /// The name server of pods.

@@ -279,6 +279,20 @@ fn way_text(way: &Way, pods: &PodNames) -> String {
             let all: Vec<String> = endpoints.iter().map(endpoint).collect();
             format!("goes to {} by chain {chain}", all.join(" or "))
         }
+        Way::Split { chain, inside, outside } => {
+            let to = |list: &[EndpointAddress]| {
+                let all: Vec<String> = list.iter().map(endpoint).collect();
+                match all.is_empty() {
+                    true => "is dropped: no endpoint that it may use is ready".to_owned(),
+                    false => format!("goes to {}", all.join(" or ")),
+                }
+            };
+            format!(
+                "from pods and this node {}; from elsewhere {}; by chain {chain}",
+                to(inside),
+                to(outside)
+            )
+        }
         Way::Rejected => "is refused: no endpoint is ready".into(),
         Way::Dropped => "is dropped: no endpoint that this node may use is ready".into(),
         Way::Unknown => "is NOT IN THE KERNEL".into(),
@@ -314,6 +328,13 @@ fn service_lines(service: &Service, node: &str, views: &[(IpFamily, TableView)],
             let Some(view) = of(IpFamily::of(*ip)) else { continue };
             let way = way_text(&view.service(*ip, protocol, own), pods);
             out.push_str(&format!("  {ip}:{own}/{protocol} {way}\n"));
+            if let Some(sources) = view.sources(*ip, protocol, own) {
+                let sources: Vec<String> = sources.iter().map(ToString::to_string).collect();
+                out.push_str(&format!(
+                    "    only from {}; packets of others are dropped\n",
+                    sources.join(", ")
+                ));
+            }
         }
         if let Some(port) = number(*node_port).filter(|port| *port > 0) {
             for view in families.iter().filter_map(|family| of(*family)) {

@@ -2,14 +2,14 @@
 
 use crate::apiserver::BoxError;
 use crate::paths::Paths;
-use ferrite_client::Scope;
+use ferrite_client::{Backoff, Scope};
 use ferrite_component::FeatureGates;
 use ferrite_cri::{ImageService, RuntimeService};
 use ferrite_kubelet::Kubelet;
 use ferrite_network::cni::{CniConfig, CniNetwork};
 use ferrite_network::{Addresses, Bridge, Cidrs, PodNetwork};
 use ferrite_pki::ServerTls;
-use ferrite_policy::{PolicyConfig, PolicyGuard, Sources};
+use ferrite_policy::{PolicyConfig, PolicyError, PolicyGuard, Sources};
 use ferrite_proxy::layout::LocalTraffic;
 use ferrite_proxy::{Proxy, ProxyConfig};
 use ferrite_runtime::Runtime;
@@ -61,6 +61,8 @@ impl CniOptions {
             patience: CniConfig::PATIENCE,
         };
         let network = Arc::new(CniNetwork::new(config));
+        // The kubelet may start pods before the network policies are there.
+        network.require_guard();
         let asked = Arc::clone(&network);
         scope.spawn(async move {
             loop {
@@ -77,20 +79,24 @@ impl CniOptions {
 /// Releases network resources of pods that are gone: a process that is killed between the pod's end and the
 /// network's leaves them behind. Before the first pod comes.
 pub async fn collect_garbage(runtime: &Runtime, plugins: Option<&CniNetwork>, bridge: Option<&Bridge>) {
-    let collected = async {
-        let listed =
-            runtime.list_pod_sandbox(ferrite_cri::v1::ListPodSandboxRequest { filter: None }).await?;
-        let live: Vec<String> = listed.items.into_iter().map(|sandbox| sandbox.id).collect();
-        if let Some(plugins) = plugins {
-            plugins.collect_garbage(&live).await?;
-        }
-        if let Some(bridge) = bridge {
-            bridge.reconcile(&live).await?;
-        }
-        Ok::<_, BoxError>(())
+    let failed = |error: &(dyn std::error::Error + 'static)| {
+        tracing::warn!(error = crate::chain(error), "pods that are gone may still have addresses");
     };
-    if let Err(error) = collected.await {
-        tracing::warn!(error = crate::chain(error.as_ref()), "pods that are gone may still have addresses");
+    let request = ferrite_cri::v1::ListPodSandboxRequest { filter: None };
+    let live: Vec<String> = match runtime.list_pod_sandbox(request).await {
+        Ok(listed) => listed.items.into_iter().map(|sandbox| sandbox.id).collect(),
+        Err(error) => return failed(&error),
+    };
+    // A failure of one does not keep the other from its turn.
+    if let Some(plugins) = plugins
+        && let Err(error) = plugins.collect_garbage(&live).await
+    {
+        failed(&error);
+    }
+    if let Some(bridge) = bridge
+        && let Err(error) = bridge.reconcile(&live).await
+    {
+        failed(&error);
     }
 }
 
@@ -211,13 +217,48 @@ pub async fn start_proxy(
 }
 
 /// Starts filtering by NetworkPolicies. Pods that are attached from then on are covered before they have a link.
+///
+/// Returns true if it has started. Else it is tried again, and until then the network takes no pods and the node is not
+/// Ready: pods that ran without their policies would be open to everybody.
 pub async fn start_policies(
+    node: &str,
+    bridge: &Arc<Bridge>,
+    plugins: Option<&Arc<CniNetwork>>,
+    sources: Sources,
+    scope: &Scope,
+) -> bool {
+    let failed = |error: &PolicyError| {
+        tracing::error!(
+            error = crate::chain(error),
+            "NetworkPolicies are not enforced, so the node takes no pods; trying again"
+        );
+    };
+    match set_guard(node, bridge, plugins.map(AsRef::as_ref), sources.clone(), scope).await {
+        Ok(()) => return true,
+        Err(error) => failed(&error),
+    }
+    let (node, bridge, plugins, inner) =
+        (node.to_owned(), Arc::clone(bridge), plugins.cloned(), scope.clone());
+    scope.spawn(async move {
+        let mut backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(60), 0.2);
+        loop {
+            tokio::time::sleep(backoff.next_delay()).await;
+            match set_guard(&node, &bridge, plugins.as_deref(), sources.clone(), &inner).await {
+                Ok(()) => return tracing::info!("NetworkPolicies are enforced"),
+                Err(error) => failed(&error),
+            }
+        }
+    });
+    false
+}
+
+async fn set_guard(
     node: &str,
     bridge: &Bridge,
     plugins: Option<&CniNetwork>,
     sources: Sources,
     scope: &Scope,
-) -> Result<(), BoxError> {
+) -> Result<(), PolicyError> {
     let config = PolicyConfig {
         table: ferrite_network::policy_table(bridge.name()),
         families: bridge.pod_cidrs().families(),

@@ -1,5 +1,6 @@
 //! `ferrite server` and `ferrite kube-apiserver`: a control plane without a node of its own.
 
+use crate::addresses::{advertised, parse_subject_name};
 use crate::apiserver::{ApiServerHandle, BoxError, CLUSTER_DOMAIN, Place, ServerOptions, parse_cidrs};
 use crate::cli::{DataDir, interrupted};
 use crate::cluster::{Part, host_of, range_of, ranges_with_masks, with_node_restriction};
@@ -43,6 +44,10 @@ pub struct AgentSettings {
     /// The domain of the cluster's names.
     #[arg(long, default_value = CLUSTER_DOMAIN, value_name = "DOMAIN", value_parser = parse_domain)]
     cluster_domain: String,
+    /// Further names and addresses by which clients reach this server, for its certificate: those of a load balancer, for
+    /// example.
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = parse_subject_name)]
+    tls_san: Vec<String>,
     /// Serve no cluster DNS: pods resolve names as their node does.
     #[arg(long)]
     no_dns: bool,
@@ -72,13 +77,14 @@ impl ServerPlace {
         let knows_administrator = standalone.knows_own_clients();
         let paths = self.data.paths();
         let _claimed = DataDirectory::claim(&paths)?;
-        let advertise = match self.advertise_address {
+        let advertise = match self.advertise_address.or_else(|| advertised(self.server.bind_address)) {
             Some(address) => address,
             None => ferrite_network::node_address().await?.unwrap_or(Ipv4Addr::LOCALHOST.into()),
         };
         let place = Place {
             address: advertise,
             listen: vec![everywhere(advertise)],
+            names: agents.map_or_else(Vec::new, |agents| agents.tls_san.clone()),
             whole: agents.is_some(),
             domain: agents.map_or_else(|| CLUSTER_DOMAIN.into(), |agents| agents.cluster_domain.clone()),
             standalone,
@@ -194,6 +200,7 @@ impl AgentSettings {
             api_service: ranges.first_address(),
             dns: self.dns_service(options),
             domain: self.cluster_domain.clone(),
+            stub_domains: Vec::new(),
         };
         let admin = api.client("system:apiserver", &["system:masters"]);
         Box::pin(joining::publish(&admin, api.pki.ca(), &settings, advertise)).await?;

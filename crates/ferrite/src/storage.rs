@@ -25,7 +25,7 @@ pub struct StorageOptions {
     /// Members of an etcd cluster to keep the objects in, instead of the embedded store.
     #[arg(long, value_delimiter = ',', value_name = "URLS")]
     pub etcd_servers: Vec<String>,
-    /// Certificate authority of the etcd members.
+    /// Certificate authority of the etcd members. Without it those count that the system trusts.
     #[arg(long, value_name = "FILE")]
     pub etcd_cafile: Option<PathBuf>,
     /// Certificate to show to etcd.
@@ -37,9 +37,9 @@ pub struct StorageOptions {
     /// Where in etcd the objects are.
     #[arg(long, default_value = "/registry", value_name = "PREFIX")]
     pub etcd_prefix: String,
-    /// Seconds between two compactions of etcd; 0 for none.
-    #[arg(long, default_value_t = 300, value_name = "SECONDS")]
-    pub etcd_compaction_interval: u64,
+    /// Time between two compactions of etcd; 0 for none.
+    #[arg(long, default_value = "5m", value_name = "DURATION", value_parser = ferrite_apiserver::go_duration)]
+    pub etcd_compaction_interval: Duration,
     /// Media type of stored objects: application/json, or application/vnd.kubernetes.protobuf, as upstream's. Both are
     /// read. Custom resources are JSON.
     #[arg(long, value_name = "TYPE", default_value = JSON, value_parser = [JSON, PROTOBUF])]
@@ -76,7 +76,7 @@ impl Storage {
     ) -> Result<Self, BoxError> {
         let limits = HistoryLimits::default();
         if !options.etcd_servers.is_empty() {
-            let store = Arc::new(connect(options.etcd(), limits).await?);
+            let store = Arc::new(connect(options.etcd()?, limits).await?);
             let (encryption, following) = options.encrypt(&store).await?;
             return Ok(Self { store, encryption, following, api: None });
         }
@@ -182,15 +182,62 @@ impl StorageOptions {
         Ok((encryption, following))
     }
 
-    fn etcd(&self) -> EtcdOptions {
-        let client = self.etcd_certfile.clone().zip(self.etcd_keyfile.clone());
-        let prefix = self.etcd_prefix.trim_matches('/');
-        EtcdOptions {
-            tls: self.etcd_cafile.clone().map(|ca| TlsFiles { ca, client }),
-            layout: Layout { ours: b"/registry/".to_vec(), theirs: format!("/{prefix}/").into_bytes() },
-            compact_every: (self.etcd_compaction_interval > 0)
-                .then(|| Duration::from_secs(self.etcd_compaction_interval)),
-            ..EtcdOptions::new(self.etcd_servers.clone())
+    /// The files for TLS; none if no member is reached by it.
+    fn etcd_tls(&self, system: Option<PathBuf>) -> Result<Option<TlsFiles>, BoxError> {
+        if !self.etcd_servers.iter().any(|url| url.starts_with("https:")) {
+            return Ok(None);
         }
+        let ca = self.etcd_cafile.clone().or(system);
+        let ca = ca.ok_or("this system trusts no authority: give that of etcd with --etcd-cafile")?;
+        let client = self.etcd_certfile.clone().zip(self.etcd_keyfile.clone());
+        Ok(Some(TlsFiles { ca, client }))
+    }
+
+    fn etcd(&self) -> Result<EtcdOptions, BoxError> {
+        let prefix = self.etcd_prefix.trim_matches('/');
+        Ok(EtcdOptions {
+            tls: self.etcd_tls(ferrite_pki::system_authorities())?,
+            layout: Layout { ours: b"/registry/".to_vec(), theirs: format!("/{prefix}/").into_bytes() },
+            compact_every: Some(self.etcd_compaction_interval).filter(|interval| !interval.is_zero()),
+            ..EtcdOptions::new(self.etcd_servers.clone())
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        storage: StorageOptions,
+    }
+
+    fn options(arguments: &[&str]) -> StorageOptions {
+        Line::try_parse_from([&["x"], arguments].concat()).map(|line| line.storage).unwrap()
+    }
+
+    #[test]
+    fn compaction_is_a_duration_of_go() {
+        let every = |arguments: &[&str]| options(arguments).etcd().unwrap().compact_every;
+        assert_eq!(every(&[]), Some(Duration::from_secs(300)));
+        assert_eq!(every(&["--etcd-compaction-interval=1h30m"]), Some(Duration::from_secs(5400)));
+        assert_eq!(every(&["--etcd-compaction-interval=0"]), None);
+        assert!(Line::try_parse_from(["x", "--etcd-compaction-interval=300"]).is_err(), "a unit is needed");
+    }
+
+    #[test]
+    fn a_client_certificate_counts_without_an_authority() {
+        let files =
+            |arguments: &[&str], system: Option<&str>| options(arguments).etcd_tls(system.map(PathBuf::from));
+        let tls = ["--etcd-servers=https://e:2379", "--etcd-certfile=c", "--etcd-keyfile=k"];
+        let found = files(&tls, Some("system")).unwrap().unwrap();
+        assert_eq!((found.ca, found.client), ("system".into(), Some(("c".into(), "k".into()))));
+        assert!(files(&tls, None).is_err());
+        let own = files(&[&tls[..], &["--etcd-cafile=own"]].concat(), Some("system")).unwrap().unwrap();
+        assert_eq!(own.ca, PathBuf::from("own"));
+        assert!(files(&["--etcd-servers=http://e:2379"], None).unwrap().is_none());
     }
 }

@@ -12,6 +12,7 @@ mod files;
 mod request;
 mod sealed;
 mod stub_request;
+mod system;
 mod tls;
 mod token;
 
@@ -22,6 +23,7 @@ pub use files::{ClusterPki, NodePki, PkiError, SharedKeys, pinned_authority, pub
 pub use request::{NewRequest, Request};
 pub use sealed::{SealError, SealKey};
 pub use stub_request::{StubRequest, StubRequestError};
+pub use system::system_authorities;
 pub use tls::{
     Handshake, NamedIdentity, ServerTls, anonymous_server_config, client_config, mutual_server_config,
     server_config, server_config_with, unverified_client_config, unverified_client_config_as,

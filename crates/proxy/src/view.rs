@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
 use std::path::Path;
 
-use ferrite_nft::{IpFamily, KernelError, Key, OwnGenerations, Protocol, RawElement, Table};
+use ferrite_nft::{Cidr, IpFamily, KernelError, Key, OwnGenerations, Protocol, RawElement, Table};
 
-use crate::layout::SetName;
+use crate::layout::{Choice, Policy, SetName};
 use crate::model::EndpointAddress;
 
 /// Where packets to an address go.
@@ -14,6 +14,9 @@ use crate::model::EndpointAddress;
 pub enum Way {
     /// To one of the endpoints, which this chain chooses.
     Endpoints { chain: String, endpoints: Vec<EndpointAddress> },
+    /// External policy Local: packets of pods and of this node go to any endpoint, those from outside to one on this node.
+    /// Packets without an endpoint are not answered.
+    Split { chain: String, inside: Vec<EndpointAddress>, outside: Vec<EndpointAddress> },
     /// The client gets a rejection.
     Rejected,
     /// Nothing is said to the client.
@@ -32,8 +35,27 @@ pub struct TableView {
     services: BTreeMap<Vec<u8>, ClassAndId>,
     node_ports: HashMap<Vec<u8>, ClassAndId>,
     chains: HashMap<u32, String>,
-    endpoints: HashMap<Vec<u8>, Vec<EndpointAddress>>,
+    /// By id, those of policy Cluster and of policy Local.
+    endpoints: HashMap<Vec<u8>, Endpoints>,
+    /// Addresses that only certain sources may use, with those.
+    restricted: HashMap<Vec<u8>, Vec<Cidr>>,
     refused: HashMap<SetName, HashSet<Vec<u8>>>,
+}
+
+/// The endpoints of a service port by policy.
+#[derive(Debug, Default)]
+struct Endpoints {
+    cluster: Vec<EndpointAddress>,
+    local: Vec<EndpointAddress>,
+}
+
+impl Endpoints {
+    fn of(&self, policy: Policy) -> &[EndpointAddress] {
+        match policy {
+            Policy::Cluster => &self.cluster,
+            Policy::Local => &self.local,
+        }
+    }
 }
 
 fn number(bytes: &[u8]) -> Option<u32> {
@@ -51,6 +73,14 @@ fn port(bytes: &[u8]) -> Option<u16> {
     Some(u16::from_be_bytes(bytes.get(..2)?.try_into().ok()?))
 }
 
+/// The range from one address to another, if it is one of a prefix.
+fn range(first: IpAddr, last: IpAddr) -> Option<Cidr> {
+    let bits = IpFamily::of(first).bits();
+    (0..=bits)
+        .filter_map(|prefix| Cidr::new(first, prefix))
+        .find(|range| range.network() == first && range.last() == last)
+}
+
 fn class_and_id(element: &RawElement) -> Option<ClassAndId> {
     Some((number(&element.value)?, element.value.get(4..12)?.to_vec()))
 }
@@ -63,19 +93,37 @@ impl TableView {
         if !table.exists()? {
             return Ok(None);
         }
-        let mut endpoints: HashMap<Vec<u8>, Vec<EndpointAddress>> = HashMap::new();
+        let mut endpoints: HashMap<Vec<u8>, Endpoints> = HashMap::new();
         for element in table.elements(SetName::Endpoints)? {
             let value = &element.value;
             let found = address(family, value).zip(value.get(length..).and_then(port));
-            if let (Some(id), Some((ip, port))) = (element.key.get(..8), found) {
-                endpoints.entry(id.to_vec()).or_default().push(EndpointAddress { ip, port });
+            let index = element.key.get(8..).and_then(number);
+            if let (Some(id), Some(index), Some((ip, port))) = (element.key.get(..8), index, found) {
+                let of_port = endpoints.entry(id.to_vec()).or_default();
+                let is_local = index >= Policy::Local.first_index();
+                let list = if is_local { &mut of_port.local } else { &mut of_port.cluster };
+                list.push(EndpointAddress { ip, port });
             }
         }
-        for list in endpoints.values_mut() {
-            list.sort();
-            // Endpoints of this node are in there for both policies.
-            list.dedup();
+        for of_port in endpoints.values_mut() {
+            of_port.cluster.sort();
+            of_port.local.sort();
         }
+        let mut restricted: HashMap<Vec<u8>, Vec<Cidr>> = HashMap::new();
+        for element in table.elements(SetName::FirewallIps)? {
+            restricted.insert(element.key, Vec::new());
+        }
+        for element in table.elements(SetName::FirewallSources)? {
+            let at = length + 8;
+            let end = |bytes: &[u8]| bytes.get(at..).and_then(|bytes| address(family, bytes));
+            let last = element.last.as_deref().and_then(end);
+            let range = end(&element.key).and_then(|first| range(first, last.unwrap_or(first)));
+            let sources = element.key.get(..at).and_then(|key| restricted.get_mut(key));
+            if let (Some(range), Some(sources)) = (range, sources) {
+                sources.push(range);
+            }
+        }
+        restricted.values_mut().for_each(|ranges| ranges.sort());
         let mut refused = HashMap::new();
         for set in
             [SetName::RejectServices, SetName::DropServices, SetName::RejectNodePorts, SetName::DropNodePorts]
@@ -95,6 +143,7 @@ impl TableView {
                 .filter_map(|element| Some((number(&element.key)?, element.chain?)))
                 .collect(),
             endpoints,
+            restricted,
             refused,
         }))
     }
@@ -103,6 +152,11 @@ impl TableView {
     pub fn service(&self, ip: IpAddr, protocol: Protocol, port: u16) -> Way {
         let key = Key::service(ip, protocol, port);
         self.way(self.services.get(key.first()), key.first(), SetName::RejectServices, SetName::DropServices)
+    }
+
+    /// The sources that may use an address; `None` if all may.
+    pub fn sources(&self, ip: IpAddr, protocol: Protocol, port: u16) -> Option<&[Cidr]> {
+        self.restricted.get(Key::service(ip, protocol, port).first()).map(Vec::as_slice)
     }
 
     /// Packets to a node port.
@@ -119,10 +173,21 @@ impl TableView {
     fn way(&self, found: Option<&ClassAndId>, key: &[u8], reject: SetName, drop: SetName) -> Way {
         let is_in = |set: SetName| self.refused.get(&set).is_some_and(|keys| keys.contains(key));
         match found {
-            Some((class, id)) => Way::Endpoints {
-                chain: self.chains.get(class).cloned().unwrap_or_default(),
-                endpoints: self.endpoints.get(id).cloned().unwrap_or_default(),
-            },
+            Some((class, id)) => {
+                let chain = self.chains.get(class).cloned().unwrap_or_default();
+                let endpoints = self.endpoints.get(id);
+                let list = |policy: Option<Policy>| {
+                    let list = policy.zip(endpoints).map(|(policy, endpoints)| endpoints.of(policy));
+                    list.unwrap_or_default().to_vec()
+                };
+                match Choice::of_chain(&chain) {
+                    Some(Choice::Split { inside, outside }) => {
+                        Way::Split { chain, inside: list(inside), outside: list(outside) }
+                    }
+                    Some(Choice::All(policy)) => Way::Endpoints { chain, endpoints: list(Some(policy)) },
+                    None => Way::Unknown,
+                }
+            }
             None if is_in(reject) => Way::Rejected,
             None if is_in(drop) => Way::Dropped,
             None => Way::Unknown,
@@ -132,7 +197,9 @@ impl TableView {
     /// The addresses of Services that lead to an endpoint's address.
     pub fn leading_to(&self, endpoint: IpAddr) -> Vec<(IpAddr, u16)> {
         let leads = |(_, id): &ClassAndId| {
-            self.endpoints.get(id).is_some_and(|list| list.iter().any(|known| known.ip == endpoint))
+            self.endpoints.get(id).is_some_and(|of_port| {
+                of_port.cluster.iter().chain(&of_port.local).any(|known| known.ip == endpoint)
+            })
         };
         let services = self.services.iter().filter(|(_, found)| leads(found));
         // A protocol is between address and port.

@@ -7,9 +7,11 @@ mod world;
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
 
-use ferrite_nft::{IpFamily, OwnGenerations, Table};
+use ferrite_nft::{IpFamily, OwnGenerations, Protocol, Table};
 use ferrite_proxy::conntrack;
 use ferrite_proxy::layout::{LocalTraffic, NodePortAddresses, SetName};
+use ferrite_proxy::model::EndpointAddress;
+use ferrite_proxy::view::{TableView, Way};
 use serde_json::json;
 use world::{Answer, World};
 
@@ -208,6 +210,44 @@ async fn load_balancer_addresses_and_their_sources() {
     outside.add_address("192.0.2.9/24").await;
     assert!(outside.dropped(Some("192.0.2.9"), "203.0.113.5:80"), "not in the ranges");
     assert!(outside.tcp_as("192.0.2.9", "203.0.113.7:80").is_ok(), "ranges are for load balancers only");
+
+    let view = TableView::read(IpFamily::V4, world::TABLE, Some(&world.node.path)).unwrap().unwrap();
+    let sources = |ip: &str| {
+        let sources = view.sources(ip.parse().unwrap(), Protocol::Tcp, 80)?;
+        Some(sources.iter().map(ToString::to_string).collect::<Vec<_>>())
+    };
+    // The node may have the address itself, and is then the source of its own requests.
+    let own = vec!["10.244.0.0/16".into(), "192.0.2.0/30".into(), "203.0.113.5/32".into()];
+    assert_eq!(sources("203.0.113.5"), Some(own));
+    assert_eq!(sources("203.0.113.7"), None);
+}
+
+#[tokio::test]
+async fn the_view_tells_packets_from_inside_and_outside_apart() {
+    let mut world = World::new(2).await;
+    let spec = json!({"type": "NodePort", "clusterIP": "10.96.0.10", "externalIPs": ["203.0.113.7"],
+        "externalTrafficPolicy": "Local", "ports": [{"port": 80, "nodePort": 30080}]});
+    world.service("web", spec);
+    let of = |world: &World, local: &[usize], ip: &str| {
+        let view = TableView::read(IpFamily::V4, world::TABLE, Some(&world.node.path)).unwrap().unwrap();
+        let ips = |list: &[EndpointAddress]| list.iter().map(|end| end.ip).collect::<Vec<_>>();
+        match view.service(ip.parse().unwrap(), Protocol::Tcp, 80) {
+            Way::Endpoints { endpoints, .. } => (ips(&endpoints), None),
+            Way::Split { inside, outside, .. } => {
+                assert_eq!(ips(&outside), local.iter().map(|pod| world.ip(*pod)).collect::<Vec<_>>());
+                (ips(&inside), Some(outside.len()))
+            }
+            way => panic!("{way:?}"),
+        }
+    };
+    world.endpoints_on("web", "other", &[0, 1]);
+    world.sync();
+    let all = vec![world.ip(0), world.ip(1)];
+    assert_eq!(of(&world, &[], "203.0.113.7"), (all.clone(), Some(0)), "none on this node");
+    assert_eq!(of(&world, &[], "10.96.0.10"), (all.clone(), None), "a ClusterIP is not from outside");
+    world.endpoints("web", &[0, 1]);
+    world.sync();
+    assert_eq!(of(&world, &[0, 1], "203.0.113.7"), (all, Some(2)));
 }
 
 #[tokio::test]

@@ -11,14 +11,6 @@ use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use std::sync::Arc;
 
-/// Where systems keep the authorities they trust: the first that there is.
-const SYSTEM: [&str; 4] = [
-    "/etc/ssl/certs/ca-certificates.crt",
-    "/etc/pki/tls/certs/ca-bundle.crt",
-    "/etc/ssl/ca-bundle.pem",
-    "/etc/ssl/cert.pem",
-];
-
 /// Trusts the authorities of a bundle, or those of the system where there is none.
 pub(super) fn config(bundle: &str, credential: &Credential) -> Result<ClientConfig, DestinationError> {
     let bad = |why: &dyn std::fmt::Display| DestinationError::Authority(why.to_string());
@@ -28,7 +20,8 @@ pub(super) fn config(bundle: &str, credential: &Credential) -> Result<ClientConf
     let text = match bundle.trim().is_empty() {
         false => bundle,
         true => {
-            system = SYSTEM.iter().find_map(|path| std::fs::read_to_string(path).ok()).unwrap_or_default();
+            let file = ferrite_pki::system_authorities();
+            system = file.and_then(|path| std::fs::read_to_string(path).ok()).unwrap_or_default();
             &system
         }
     };

@@ -6,8 +6,8 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
@@ -15,7 +15,8 @@ use tokio_rustls::TlsConnector;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
-/// Files to speak TLS with, as `--etcd-cafile`, `--etcd-certfile` and `--etcd-keyfile` name them.
+/// Files to speak TLS with, as `--etcd-cafile`, `--etcd-certfile` and `--etcd-keyfile` name them. They are read again for
+/// every connection, so that renewed certificates count.
 #[derive(Debug, Clone)]
 pub struct TlsFiles {
     pub ca: PathBuf,
@@ -47,7 +48,8 @@ impl Members {
         if options.servers.is_empty() {
             return Err(ConnectError::NoMembers);
         }
-        let tls = options.tls.as_ref().map(client_config).transpose()?;
+        // Files that cannot be used are an error at the start.
+        let tls = options.tls.clone().map(TlsSource::open).transpose()?.map(Arc::new);
         let channels =
             options.servers.iter().map(|url| channel(url, tls.as_ref())).collect::<Result<_, _>>()?;
         Ok(Self { channels, current: AtomicUsize::new(0), timeout: options.timeout })
@@ -123,7 +125,37 @@ fn was_not_sent(status: &Status) -> bool {
 trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
 
-fn channel(url: &str, tls: Option<&Arc<rustls::ClientConfig>>) -> Result<Channel, ConnectError> {
+/// The settings of TLS as the files are now.
+#[derive(Debug)]
+struct TlsSource {
+    files: TlsFiles,
+    /// Of the last files that could be used: a file may be in the middle of being written.
+    usable: Mutex<Arc<rustls::ClientConfig>>,
+}
+
+impl TlsSource {
+    fn open(files: TlsFiles) -> Result<Self, ConnectError> {
+        let usable = Mutex::new(client_config(&files)?);
+        Ok(Self { files, usable })
+    }
+
+    async fn config(self: Arc<Self>) -> Arc<rustls::ClientConfig> {
+        let source = Arc::clone(&self);
+        let read = tokio::task::spawn_blocking(move || client_config(&source.files)).await;
+        let mut usable = self.usable.lock().unwrap_or_else(PoisonError::into_inner);
+        match read {
+            Ok(Ok(config)) => *usable = config,
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "the files for TLS with etcd cannot be used; going on with the earlier ones");
+            }
+            // The runtime is ending.
+            Err(_) => {}
+        }
+        Arc::clone(&usable)
+    }
+}
+
+fn channel(url: &str, tls: Option<&Arc<TlsSource>>) -> Result<Channel, ConnectError> {
     let bad = |problem: &str| ConnectError::Url { url: url.to_owned(), problem: problem.to_owned() };
     let uri: http::Uri = url.parse().map_err(|_| bad("it cannot be read"))?;
     let host = uri.host().ok_or_else(|| bad("it has no host"))?.to_owned();
@@ -151,7 +183,9 @@ fn channel(url: &str, tls: Option<&Arc<rustls::ClientConfig>>) -> Result<Channel
             stream.set_nodelay(true)?;
             let stream: Box<dyn Stream> = match tls {
                 None => Box::new(stream),
-                Some(config) => Box::new(TlsConnector::from(config).connect(name, stream).await?),
+                Some(source) => {
+                    Box::new(TlsConnector::from(source.config().await).connect(name, stream).await?)
+                }
             };
             Ok::<_, io::Error>(TokioIo::new(stream))
         }
@@ -166,8 +200,9 @@ fn client_config(files: &TlsFiles) -> Result<Arc<rustls::ClientConfig>, ConnectE
         read.collect::<Result<_, _>>().map_err(|e| bad(path, e.to_string()))
     };
     let mut roots = rustls::RootCertStore::empty();
-    for certificate in certificates(&files.ca)? {
-        roots.add(certificate).map_err(|e| bad(&files.ca, e.to_string()))?;
+    // The bundle of a system may have certificates that are of no use here.
+    if roots.add_parsable_certificates(certificates(&files.ca)?).0 == 0 {
+        return Err(bad(&files.ca, "it has no certificate of an authority".into()));
     }
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = rustls::ClientConfig::builder_with_provider(provider)

@@ -239,10 +239,7 @@ impl Agent {
         // Before the first pod can be attached.
         node::collect_garbage(&embedded.runtime, None, Some(&bridge)).await;
         let sources = ferrite_policy::Sources::start(&member.proxy, scope);
-        if let Err(error) = node::start_policies(name, &bridge, plugins.as_deref(), sources, scope).await {
-            // As on a kernel built without nftables.
-            tracing::warn!(%error, "NetworkPolicies have no effect on this node");
-        }
+        node::start_policies(name, &bridge, plugins.as_ref(), sources, scope).await;
         late.set(Arc::clone(&bridge));
         know_pods.send_replace(Some(OwnPods { ranges: pod_cidrs, gateways: bridge.gateways() }));
         progress.done("network", &format!("{} with pods in {pod_cidrs}", paths.bridge()));
@@ -267,7 +264,9 @@ impl Agent {
             mtu: ferrite_network::pod_mtu(*node_ips.primary(), self.pod_routes.into()).await?,
             routed: true,
         };
-        Ok(Bridge::open(config).await?)
+        let bridge = Bridge::open(config).await?;
+        bridge.require_guard();
+        Ok(bridge)
     }
 
     /// Names, Services and the pods of other nodes.
@@ -293,7 +292,7 @@ impl Agent {
             let dns = DnsPlace {
                 domain: place.domain,
                 resolv_conf: &self.resolv_conf,
-                stub_domains: &[],
+                stub_domains: &settings.stub_domains,
                 service: settings.dns,
                 pods: settings.pods,
                 node_ips: place.ips,

@@ -64,18 +64,15 @@ impl ServerList {
         Self(list)
     }
 
-    /// Takes over the cluster's list. Servers that are still in it keep their order. Others are dropped,
-    /// except the current one, which is in use, and `given`, which may be a name in front of all of them.
-    /// An empty list changes nothing.
+    /// Takes over the cluster's list. Servers that are still in it keep their order. Others are dropped: a server leaves the
+    /// list when it ends, or when it cannot reach the store any more. Only `given` stays, which may be a name in front of
+    /// all of them. An empty list changes nothing.
     fn learn(&self, told: &[ServerAddress], given: Option<&ServerAddress>) -> Self {
         if told.is_empty() {
             return self.clone();
         }
-        let stays = |(at, server): &(usize, &ServerAddress)| {
-            *at == 0 || told.contains(server) || Some(*server) == given
-        };
-        let mut list: Vec<ServerAddress> =
-            self.0.iter().enumerate().filter(stays).map(|(_, server)| server.clone()).collect();
+        let stays = |server: &&ServerAddress| told.contains(server) || Some(*server) == given;
+        let mut list: Vec<ServerAddress> = self.0.iter().filter(stays).cloned().collect();
         for server in told {
             if !list.contains(server) {
                 list.push(server.clone());
@@ -103,6 +100,47 @@ fn servers_of(slice: &EndpointSlice) -> Vec<ServerAddress> {
     });
     let addresses = ready.flat_map(|endpoint| endpoint.addresses.iter());
     addresses.map(|address| ServerAddress { host: address.clone(), port }).collect()
+}
+
+/// The answer to a probe.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ProbeAnswer {
+    Ready,
+    /// The server says that it cannot work.
+    Unready,
+    Silent,
+}
+
+/// The probes of servers in a row.
+#[derive(Debug, Default)]
+struct Probes {
+    missed: u32,
+    /// Servers that were left in a row because they were not ready.
+    unready: usize,
+}
+
+impl Probes {
+    /// Returns true if the server is to be left for one of the others. When none of them is ready, nothing is gained by going
+    /// round: the last one stays until a probe of it says something else.
+    fn note(&mut self, answer: ProbeAnswer, others: usize) -> bool {
+        match answer {
+            ProbeAnswer::Ready => {
+                *self = Self::default();
+                return false;
+            }
+            ProbeAnswer::Unready if self.unready >= others => {
+                self.missed = 0;
+                return false;
+            }
+            ProbeAnswer::Unready | ProbeAnswer::Silent => self.missed += 1,
+        }
+        if self.missed < MISSED {
+            return false;
+        }
+        self.missed = 0;
+        self.unready = if answer == ProbeAnswer::Unready { self.unready + 1 } else { 0 };
+        true
+    }
 }
 
 struct State {
@@ -237,24 +275,27 @@ impl Servers {
         tracing::warn!(%server, ?next, "an API server does not answer; going on with the next");
     }
 
-    /// Asks the current server again and again whether it lives. A process that is stopped takes connections and never
-    /// answers.
+    /// Asks the current server again and again if it is ready. A process that is stopped takes connections and never
+    /// answers; one that has lost its store answers every request with an error.
     pub async fn probe(self, client: kube::Client) {
-        let mut missed = 0;
+        let mut probes = Probes::default();
         let mut backoff = Backoff::new(self.probe, self.probe, 0.2);
         loop {
             tokio::time::sleep(backoff.next_delay()).await;
-            let Some(asked) = self.lock().list.0.first().cloned() else { continue };
-            let Ok(request) = http::Request::get("/livez").body(Vec::new()) else { return };
-            // Any answer is one: a server that is not well says so itself, and others share its store.
-            let answered = match tokio::time::timeout(self.probe, client.request_text(request)).await {
-                Ok(Ok(_) | Err(kube::Error::Api(_))) => true,
-                Ok(Err(_)) | Err(_) => false,
+            let (asked, others) = {
+                let state = self.lock();
+                (state.list.0.first().cloned(), state.list.0.len().saturating_sub(1))
             };
-            missed = if answered { 0 } else { missed + 1 };
-            if missed >= MISSED {
+            let Some(asked) = asked else { continue };
+            let Ok(request) = http::Request::get("/readyz").body(Vec::new()) else { return };
+            let answer = match tokio::time::timeout(self.probe, client.request_text(request)).await {
+                Ok(Ok(_)) => ProbeAnswer::Ready,
+                Ok(Err(kube::Error::Api(status))) if status.code >= 500 => ProbeAnswer::Unready,
+                Ok(Err(kube::Error::Api(_))) => ProbeAnswer::Ready,
+                Ok(Err(_)) | Err(_) => ProbeAnswer::Silent,
+            };
+            if probes.note(answer, others) {
                 self.fail(&asked);
-                missed = 0;
             }
         }
     }
@@ -274,7 +315,12 @@ impl Servers {
             let told: Vec<ServerAddress> = slices.list().iter().flat_map(|slice| servers_of(slice)).collect();
             let list = {
                 let mut state = self.lock();
+                let before = state.list.0.first().cloned();
                 state.list = state.list.learn(&told, self.given.as_ref());
+                if before.as_ref() != state.list.0.first() {
+                    tracing::warn!(?before, "an API server left the cluster's list; going on with the next");
+                    std::mem::take(&mut state.current).cancel();
+                }
                 state.list.0.clone()
             };
             self.known.send_replace(list.clone());
@@ -329,7 +375,9 @@ mod tests {
             ("nothing is named", ServerList::new(None, servers("ab")), "ab"),
             ("the cluster tells", list("g").learn(&servers("abc"), Some(given)), "gabc"),
             ("a server is gone", list("agbc").learn(&servers("ac"), Some(given)), "agc"),
-            ("the current one is gone", list("abc").learn(&servers("bc"), None), "abc"),
+            ("the current one is gone", list("abc").learn(&servers("bc"), None), "bc"),
+            ("the current one is the given one", list("gbc").learn(&servers("bc"), Some(given)), "gbc"),
+            ("all are new", list("abc").learn(&servers("de"), None), "de"),
             ("the order stays", list("cab").learn(&servers("abcd"), None), "cabd"),
             ("nothing is told", list("ab").learn(&[], None), "ab"),
             ("the current one fails", list("abc").fail(&servers("a")[0]), "bca"),
@@ -339,6 +387,30 @@ mod tests {
         }
         let many: String = ('a'..='z').chain('A'..='Z').chain('0'..='9').chain("-+*/".chars()).collect();
         assert_eq!(list("a").learn(&servers(&many), None).0.len(), MOST);
+    }
+
+    #[test]
+    fn servers_that_are_not_ready_are_left_once_round() {
+        use ProbeAnswer::{Ready, Silent, Unready};
+        type Row<'a> = (&'a str, usize, &'a [ProbeAnswer], &'a [bool]);
+        let rows: [Row; 6] = [
+            ("a ready server stays", 2, &[Ready, Ready, Ready], &[false, false, false]),
+            ("one miss is none", 2, &[Unready, Ready, Silent, Ready], &[false; 4]),
+            ("a silent server is left", 1, &[Silent, Silent], &[false, true]),
+            ("one that has lost its store is left", 1, &[Unready, Unready], &[false, true]),
+            ("there is no other", 0, &[Unready, Unready, Unready], &[false; 3]),
+            (
+                "all have lost it",
+                1,
+                &[Unready, Unready, Unready, Unready, Unready, Ready, Unready, Unready],
+                &[false, true, false, false, false, false, false, true],
+            ),
+        ];
+        for (what, others, answers, want) in rows {
+            let mut probes = Probes::default();
+            let left: Vec<bool> = answers.iter().map(|answer| probes.note(*answer, others)).collect();
+            assert_eq!(left, want, "{what}");
+        }
     }
 
     #[test]

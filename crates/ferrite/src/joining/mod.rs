@@ -5,8 +5,10 @@ pub mod token;
 
 use crate::alone::server_of;
 use crate::apiserver::BoxError;
+use crate::dns::{parse_stub_domains, stub_domains_text};
 use crate::paths::Paths;
 use ferrite_client::{Api, Object, is_already_exists, is_not_found};
+use ferrite_dns::StubDomain;
 use ferrite_json::{Value, json};
 use ferrite_network::Cidrs;
 use k8s_openapi::api::core::v1::ConfigMap;
@@ -49,6 +51,8 @@ pub struct ClusterSettings {
     /// The name server of pods; none if pods resolve names as their node does.
     pub dns: Option<IpAddr>,
     pub domain: String,
+    /// Domains with resolvers of their own.
+    pub stub_domains: Vec<StubDomain>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -63,6 +67,7 @@ impl ClusterSettings {
             "kubernetesService": self.api_service.to_string(),
             "clusterDNS": self.dns.map(|address| address.to_string()).unwrap_or_default(),
             "clusterDomain": self.domain,
+            "stubDomains": stub_domains_text(&self.stub_domains),
         })
     }
 
@@ -82,6 +87,9 @@ impl ClusterSettings {
                 .ok_or_else(needed("kubernetesService"))?,
             dns: parse(read("clusterDNS"), "clusterDNS")?,
             domain: read("clusterDomain").filter(|d| !d.is_empty()).ok_or_else(needed("clusterDomain"))?,
+            // Clusters of earlier versions have none.
+            stub_domains: parse_stub_domains(&read("stubDomains").unwrap_or_default())
+                .map_err(|_| BadSettings("stubDomains"))?,
         })
     }
 
@@ -262,7 +270,10 @@ mod tests {
             api_service: "10.96.0.1".parse().unwrap(),
             dns: Some("10.96.0.10".parse().unwrap()),
             domain: "cluster.local".into(),
+            stub_domains: parse_stub_domains("corp.example=192.0.2.53+[2001:db8::53]:5353,x=192.0.2.1")
+                .unwrap(),
         };
+        assert_eq!(settings.stub_domains.len(), 2);
         let both = ClusterSettings {
             pods: "fd00:1::/56,10.244.0.0/16".parse().unwrap(),
             services: Some("fd00:2::/108,10.96.0.0/12".parse().unwrap()),

@@ -1,15 +1,21 @@
 //! `ferrite kube-proxy`: the service proxy as a process, for any cluster.
 
+pub mod accepted;
 mod config;
+mod sysctls;
+mod written;
 
+use crate::accepted::AcceptedFlags;
 use crate::apiserver::BoxError;
 use crate::cli::interrupted;
+use accepted::KubeProxyFlags;
 use config::{
-    Conntrack, DetectLocal, DetectLocalMode, GoDuration, KubeProxyConfiguration, Nftables, NodePortRanges,
-    Settings,
+    Conntrack, DetectLocal, DetectLocalMode, HEALTHZ_PORT, KubeProxyConfiguration, METRICS_PORT, Nftables,
+    NodePortRanges, Origin, Settings,
 };
-use ferrite_apiserver::go_duration;
 use ferrite_client::{Change, Informer, ListSelector, ObjectKey, Scope};
+use ferrite_component::{FeatureGates, GoDuration};
+use ferrite_json::json;
 use ferrite_proxy::layout::LocalTraffic;
 use ferrite_proxy::model::{Cidr, IpFamily};
 use ferrite_proxy::{Proxy, ProxyConfig};
@@ -85,20 +91,43 @@ pub struct KubeProxy {
     #[arg(long, value_name = "N")]
     conntrack_min: Option<u32>,
     /// Timeout of tracked TCP connections that are established; 0 leaves it as it is.
-    #[arg(long, value_name = "DURATION", value_parser = go_duration)]
-    conntrack_tcp_timeout_established: Option<Duration>,
+    #[arg(long, value_name = "DURATION")]
+    conntrack_tcp_timeout_established: Option<GoDuration>,
     /// Timeout of tracked TCP connections in CLOSE_WAIT; 0 leaves it as it is.
-    #[arg(long, value_name = "DURATION", value_parser = go_duration)]
-    conntrack_tcp_timeout_close_wait: Option<Duration>,
+    #[arg(long, value_name = "DURATION")]
+    conntrack_tcp_timeout_close_wait: Option<GoDuration>,
     /// Track TCP packets outside the window, too.
     #[arg(long, default_value_t = false, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
     conntrack_tcp_be_liberal: bool,
     /// Timeout of tracked UDP packets without an answer; 0 leaves it as it is.
-    #[arg(long, value_name = "DURATION", value_parser = go_duration)]
-    conntrack_udp_timeout: Option<Duration>,
+    #[arg(long, value_name = "DURATION")]
+    conntrack_udp_timeout: Option<GoDuration>,
     /// Timeout of tracked UDP flows; 0 leaves it as it is.
-    #[arg(long, value_name = "DURATION", value_parser = go_duration)]
-    conntrack_udp_timeout_stream: Option<Duration>,
+    #[arg(long, value_name = "DURATION")]
+    conntrack_udp_timeout_stream: Option<GoDuration>,
+    /// The time after which a failed transaction is tried again.
+    #[arg(long, value_name = "DURATION")]
+    iptables_sync_period: Option<GoDuration>,
+    /// The least time between two transactions.
+    #[arg(long, value_name = "DURATION")]
+    iptables_min_sync_period: Option<GoDuration>,
+    /// Port of --healthz-bind-address, for an address without one; 0 serves no health.
+    #[arg(long, value_name = "PORT", default_value_t = HEALTHZ_PORT, hide_short_help = true)]
+    healthz_port: u16,
+    /// Port of --metrics-bind-address, for an address without one; 0 serves no metrics.
+    #[arg(long, value_name = "PORT", default_value_t = METRICS_PORT, hide_short_help = true)]
+    metrics_port: u16,
+    /// Feature gates: only values that change nothing here.
+    #[arg(long, value_name = "GATES")]
+    feature_gates: Option<FeatureGates>,
+    /// Set the kernel's settings and exit. The proxy itself then needs CAP_NET_ADMIN only.
+    #[arg(long, default_value_t = false, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
+    init_only: bool,
+    /// Write the configuration with its defaults to a file, and exit.
+    #[arg(long, value_name = "FILE")]
+    write_config_to: Option<PathBuf>,
+    #[command(flatten)]
+    accepted: AcceptedFlags<KubeProxyFlags>,
 }
 
 impl KubeProxy {
@@ -112,7 +141,15 @@ impl KubeProxy {
         }
         let processors =
             std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(u32::MAX));
-        let settings = self.configuration()?.settings(processors)?;
+        let (configuration, origin) = self.configuration()?;
+        let settings = configuration.settings(processors, origin)?;
+        let written = written::written(&configuration, &settings);
+        if let Some(file) = &self.write_config_to {
+            let failed = |error: &dyn std::error::Error| format!("cannot write {}: {error}", file.display());
+            let text = serde_saphyr::to_string(&written).map_err(|error| failed(&error))?;
+            std::fs::write(file, text).map_err(|error| failed(&error))?;
+            return Ok(ExitCode::SUCCESS);
+        }
         let name = match self.hostname_override.or(settings.hostname_override.clone()) {
             Some(name) => name.trim().to_lowercase(),
             None => nix::unistd::gethostname()?.to_string_lossy().to_lowercase(),
@@ -120,7 +157,10 @@ impl KubeProxy {
         if let Err(error) = std::fs::write("/proc/self/oom_score_adj", settings.oom_score_adj.to_string()) {
             tracing::warn!(%error, "cannot set oom_score_adj");
         }
-        set_sysctls(&settings);
+        sysctls::set(&settings.sysctls);
+        if self.init_only {
+            return Ok(ExitCode::SUCCESS);
+        }
         let client = client(settings.kubeconfig.as_deref(), self.master.as_deref()).await?;
         let scope = Scope::new();
         let node = tokio::select! {
@@ -131,22 +171,26 @@ impl KubeProxy {
                 return Ok(ExitCode::SUCCESS);
             }
         };
-        let config = proxy_config(&settings, &name, node.as_deref(), families)?;
+        let mut config = proxy_config(&settings, &name, node.as_deref(), families)?;
+        config.configz = Some(ferrite_json::to_string(&json!({"kubeproxy.config.k8s.io": written}))?);
         let _proxy = Proxy::start(config, client, &scope).await?;
         interrupted().await?;
         scope.shutdown().await;
         Ok(ExitCode::SUCCESS)
     }
 
+    /// The verbosity of logs that the configuration file asks for. What is wrong with the file is reported later.
+    pub fn verbosity(&self) -> u8 {
+        let read = self.config.as_deref().and_then(|file| KubeProxyConfiguration::read(file).ok());
+        read.and_then(|configuration| configuration.logging.verbosity).unwrap_or(0)
+    }
+
     /// The configuration file, else the flags in its form.
-    fn configuration(&self) -> Result<KubeProxyConfiguration, BoxError> {
+    fn configuration(&self) -> Result<(KubeProxyConfiguration, Origin), BoxError> {
         if let Some(file) = &self.config {
-            let failed =
-                |error: &dyn std::error::Error| format!("configuration file {}: {error}", file.display());
-            let text = std::fs::read_to_string(file).map_err(|e| failed(&e))?;
-            return KubeProxyConfiguration::parse(&text).map_err(|e| failed(&e).into());
+            return Ok((KubeProxyConfiguration::read(file)?, Origin::File));
         }
-        let duration = |given: Option<Duration>| given.map(GoDuration);
+        let gates = self.feature_gates.iter().flat_map(FeatureGates::given);
         let mut configuration = KubeProxyConfiguration {
             bind_address: self.bind_address.clone(),
             bind_address_hard_fail: Some(self.bind_address_hard_fail),
@@ -155,10 +199,10 @@ impl KubeProxy {
                 max_per_core: self.conntrack_max_per_core,
                 min: self.conntrack_min,
                 tcp_be_liberal: Some(self.conntrack_tcp_be_liberal),
-                tcp_close_wait_timeout: duration(self.conntrack_tcp_timeout_close_wait),
-                tcp_established_timeout: duration(self.conntrack_tcp_timeout_established),
-                udp_stream_timeout: duration(self.conntrack_udp_timeout_stream),
-                udp_timeout: duration(self.conntrack_udp_timeout),
+                tcp_close_wait_timeout: self.conntrack_tcp_timeout_close_wait,
+                tcp_established_timeout: self.conntrack_tcp_timeout_established,
+                udp_stream_timeout: self.conntrack_udp_timeout_stream,
+                udp_timeout: self.conntrack_udp_timeout,
             },
             detect_local: DetectLocal {
                 bridge_interface: self.pod_bridge_interface.clone(),
@@ -168,13 +212,21 @@ impl KubeProxy {
             healthz_bind_address: self.healthz_bind_address.clone(),
             metrics_bind_address: self.metrics_bind_address.clone(),
             mode: self.proxy_mode.clone(),
-            nftables: Nftables { masquerade_all: Some(self.masquerade_all), ..Nftables::default() },
+            nftables: Nftables {
+                masquerade_all: Some(self.masquerade_all),
+                // As upstream, these flags are for the mode nftables, too.
+                min_sync_period: self.iptables_min_sync_period,
+                sync_period: self.iptables_sync_period,
+                ..Nftables::default()
+            },
+            feature_gates: Some(gates.map(|(name, value)| ((*name).to_owned(), *value)).collect()),
             node_port_addresses: self.nodeport_addresses.clone(),
             oom_score_adj: self.oom_score_adj,
             ..KubeProxyConfiguration::default()
         };
         configuration.client_connection.kubeconfig = self.kubeconfig.clone();
-        Ok(configuration)
+        let origin = Origin::Flags { healthz_port: self.healthz_port, metrics_port: self.metrics_port };
+        Ok((configuration, origin))
     }
 }
 
@@ -185,17 +237,24 @@ fn families() -> Vec<IpFamily> {
 }
 
 async fn client(kubeconfig: Option<&Path>, master: Option<&str>) -> Result<kube::Client, BoxError> {
+    let master = master.filter(|master| !master.is_empty());
+    let parse = |url: &str| url.parse::<http::Uri>().map_err(|e| format!("--master {url}: {e}"));
+    let master = master.map(parse).transpose()?;
     let mut config = match kubeconfig {
         Some(path) => {
             let file = kube::config::Kubeconfig::read_from(path)?;
             kube::Config::from_custom_kubeconfig(file, &kube::config::KubeConfigOptions::default()).await?
         }
-        None => kube::Config::incluster_env().map_err(|error| {
-            format!("no --kubeconfig, and this is no pod with a service account: {error}")
-        })?,
+        // As upstream: an address alone is a server without credentials.
+        None => match &master {
+            Some(url) => kube::Config::new(url.clone()),
+            None => kube::Config::incluster_env().map_err(|error| {
+                format!("no --kubeconfig and no --master, and this is no pod with a service account: {error}")
+            })?,
+        },
     };
-    if let Some(master) = master.filter(|master| !master.is_empty()) {
-        config.cluster_url = master.parse().map_err(|e| format!("--master {master}: {e}"))?;
+    if let Some(url) = master {
+        config.cluster_url = url;
     }
     Ok(kube::Client::try_from(config)?)
 }
@@ -280,25 +339,8 @@ fn proxy_config(
         min_sync_period: settings.min_sync_period,
         sync_period: settings.sync_period,
         bind_address_hard_fail: settings.bind_address_hard_fail,
-        healthz_bind_address: Some(settings.healthz),
-        metrics_bind_address: Some(settings.metrics),
+        healthz_bind_address: settings.healthz,
+        metrics_bind_address: settings.metrics,
         ..ProxyConfig::new(name)
     })
-}
-
-/// Sets the sysctls of connection tracking. In a container `/proc/sys` may be read-only: that is not a
-/// reason to fail.
-fn set_sysctls(settings: &Settings) {
-    for sysctl in &settings.sysctls {
-        let file = format!("/proc/sys/net/netfilter/{}", sysctl.name);
-        let current = std::fs::read_to_string(&file).ok().and_then(|text| text.trim().parse::<u64>().ok());
-        if current == Some(sysctl.value)
-            || (sysctl.at_least && current.is_some_and(|current| current > sysctl.value))
-        {
-            continue;
-        }
-        if let Err(error) = std::fs::write(&file, sysctl.value.to_string()) {
-            tracing::warn!(%error, "cannot set {file}");
-        }
-    }
 }

@@ -66,6 +66,11 @@ impl NodeCommand {
                 let (client, ca) = (client_of(&paths).await?, authority(&paths)?);
                 let segment =
                     Segment::find(&paths.segment(), &paths.bridge()).await?.ok_or(MachineError::NoSegment)?;
+                machines.check_new(&name)?;
+                // That of the cluster's own process, or of another machine: two agents would fight for one object.
+                if Api::<Node>::all(client.clone()).get_opt(&name).await?.is_some() {
+                    return Err(MachineError::Foreign(name).into());
+                }
                 let machine = machines.add(&name, Role::Node, segment.ranges())?;
                 let token =
                     JoinToken::create(&client, &ca, Some(TOKEN_LIFETIME), "node of this machine").await?;
@@ -77,7 +82,8 @@ impl NodeCommand {
                 println!("node {name} is off");
             }
             Command::Start { name } => {
-                let machine = machines.find(&name)?;
+                let mut machine = machines.find(&name)?;
+                machine.cut = false;
                 let segment =
                     Segment::find(&paths.segment(), &paths.bridge()).await?.ok_or(MachineError::NoSegment)?;
                 machines.start(machine, &segment, None).await?;
@@ -90,8 +96,7 @@ impl NodeCommand {
                 println!("node {name} is paused: `ferrite node start {name}` continues it");
             }
             Command::Partition { name } => {
-                let port = machines.port(&machines.find(&name)?);
-                ferrite_network::set_port(&port, false).await?;
+                machines.cut_off(machines.find(&name)?).await?;
                 println!("node {name} is cut off: `ferrite node start {name}` connects it again");
             }
             Command::Delete { name } => {

@@ -77,6 +77,9 @@ pub struct Machine {
     /// Switched off by the user, until they switch it on again.
     #[serde(default)]
     pub off: bool,
+    /// Cut off from all others by the user, until they connect it again.
+    #[serde(default)]
+    pub cut: bool,
     #[serde(default)]
     pub role: Role,
 }
@@ -97,6 +100,8 @@ pub enum Condition {
     NoAgent,
     /// The same of a machine of the control plane.
     NoServer,
+    /// Everything on it runs, and nothing reaches it.
+    CutOff,
     Off,
 }
 
@@ -107,6 +112,7 @@ impl std::fmt::Display for Condition {
             Self::Paused => "paused",
             Self::NoAgent => "agent stopped",
             Self::NoServer => "server stopped",
+            Self::CutOff => "cut off",
             Self::Off => "off",
         })
     }
@@ -126,6 +132,8 @@ pub enum MachineError {
     Unknown(String),
     #[error("node {0} exists already")]
     Exists(String),
+    #[error("the cluster has a node {0}, which is not one of this machine's nodes: choose another name")]
+    Foreign(String),
     #[error("there is no room for another node on the segment")]
     Full,
     #[error("nodes cannot be added to this cluster: start it with `ferrite up --nodes 1`")]
@@ -219,19 +227,33 @@ impl Machines {
         machines
     }
 
+    /// Refuses names that no machine can have, or that one has.
+    pub fn check_new(&self, name: &str) -> Result<(), MachineError> {
+        check_name(name)?;
+        match Self::list(&self.paths).iter().any(|machine| machine.name == name) {
+            true => Err(MachineError::Exists(name.to_owned())),
+            false => Ok(()),
+        }
+    }
+
     /// A place on the segment for a new machine.
     pub fn add(&self, name: &str, role: Role, ranges: Cidrs) -> Result<Machine, BoxError> {
-        check_name(name)?;
+        self.check_new(name)?;
         let known = Self::list(&self.paths);
-        if known.iter().any(|machine| machine.name == name) {
-            return Err(MachineError::Exists(name.to_owned()).into());
-        }
         let taken: Vec<u8> = known.iter().map(|machine| machine.index).collect();
         let index = (FIRST..=LAST).find(|index| !taken.contains(index)).ok_or(MachineError::Full)?;
         let place = |range: &Cidr| range.nth(u128::from(index)).filter(|address| *address != range.last());
         let addresses = ranges.try_map(place).ok_or(MachineError::Full)?;
-        let machine =
-            Machine { name: name.to_owned(), index, addresses, holder: None, started: 0, off: false, role };
+        let machine = Machine {
+            name: name.to_owned(),
+            index,
+            addresses,
+            holder: None,
+            started: 0,
+            off: false,
+            cut: false,
+            role,
+        };
         self.save(&machine)?;
         Ok(machine)
     }
@@ -265,13 +287,19 @@ impl Machines {
             // A node that has joined needs no token.
             let joined = Self::paths_of(&self.paths, &machine.name).pki().join("kubelet-client.crt").exists();
             let token = if joined { None } else { Some(token().await?) };
-            names.push(machine.name.clone());
+            let (name, cut) = (machine.name.clone(), machine.cut);
             self.start(machine, segment, token.as_ref()).await?;
+            match cut {
+                true => {
+                    tracing::warn!("node {name} is cut off: `ferrite node start {name}` connects it again")
+                }
+                false => names.push(name),
+            }
         }
         Ok(names)
     }
 
-    /// Switches a node on, and starts its agent. A running node or agent goes on.
+    /// Switches a node on, and starts its agent. A running node or agent goes on. A node that the user cut off stays so.
     pub async fn start(
         &self,
         mut machine: Machine,
@@ -300,6 +328,9 @@ impl Machines {
         let port = self.paths.node_port(machine.index);
         let netns = PathBuf::from(format!("/proc/{holder}/ns/net"));
         segment.attach(&port, &netns, machine.addresses).await?;
+        if machine.cut {
+            ferrite_network::set_port(&port, false).await?;
+        }
         match (State::load(&paths).and_then(|state| state.running()), machine.role) {
             (Some(supervisor), Role::ControlPlane) => {
                 control_plane::signal_group(supervisor, Signal::SIGCONT);
@@ -430,6 +461,7 @@ impl Machines {
             None if machine.role == Role::ControlPlane => Condition::NoServer,
             None => Condition::NoAgent,
             Some(agent) if status::is_stopped(agent) => Condition::Paused,
+            Some(_) if machine.cut => Condition::CutOff,
             Some(_) => Condition::Running,
         }
     }
@@ -454,8 +486,11 @@ impl Machines {
         State::load(&Self::paths_of(&self.paths, &machine.name)).and_then(|state| state.running())
     }
 
-    pub fn port(&self, machine: &Machine) -> String {
-        self.paths.node_port(machine.index)
+    /// Cuts a machine off from all others, also over a restart of the cluster.
+    pub async fn cut_off(&self, mut machine: Machine) -> Result<(), BoxError> {
+        ferrite_network::set_port(&self.paths.node_port(machine.index), false).await?;
+        machine.cut = true;
+        self.save(&machine)
     }
 }
 
@@ -519,48 +554,4 @@ fn missing_is_fine(error: std::io::Error) -> std::io::Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_of_nodes() {
-        for (name, good) in [
-            ("node-2", true),
-            ("a", true),
-            ("a.b", true),
-            ("", false),
-            ("-a", false),
-            ("a-", false),
-            ("A", false),
-            ("a/b", false),
-            ("..", false),
-            ("a..b", false),
-            ("options", false),
-            (&"a".repeat(64), false),
-        ] {
-            assert_eq!(check_name(name).is_ok(), good, "{name:?}");
-        }
-    }
-
-    #[test]
-    fn places_are_given_again_only_when_free() {
-        let dir = tempfile::tempdir().unwrap();
-        let machines = Machines::lock(&Paths::new(&dir.path().join("d"))).unwrap();
-        let range = "10.243.0.0/24".parse().unwrap();
-        let a = machines.add("a", Role::Node, range).unwrap();
-        let b = machines.add("b", Role::Node, range).unwrap();
-        assert_eq!(
-            (a.addresses.to_string(), b.addresses.to_string()),
-            ("10.243.0.2".into(), "10.243.0.3".into())
-        );
-        assert!(machines.add("a", Role::Node, range).is_err() && machines.find("c").is_err());
-        std::fs::remove_file(machines.record("a")).unwrap();
-        assert_eq!(machines.add("c", Role::ControlPlane, range).unwrap().index, 2);
-        let names: Vec<String> = Machines::list(&machines.paths).into_iter().map(|m| m.name).collect();
-        assert_eq!(names, ["c", "b"]);
-        let both = machines.add("both", Role::Node, "10.243.0.0/24,fd00:243::/112".parse().unwrap()).unwrap();
-        assert_eq!(both.addresses.to_string(), "10.243.0.4,fd00:243::4");
-        let tiny = "10.243.0.0/30".parse().unwrap();
-        assert!(machines.add("d", Role::Node, tiny).is_err(), "no room");
-    }
-}
+mod tests;

@@ -194,6 +194,8 @@ fn the_proxy_as_a_process() {
     let get = |port: u16, path: &str| world.netns.http_get(SocketAddr::from(([127, 0, 0, 1], port)), path);
     eventually("a healthy proxy", || get(11256, "/healthz").ok());
     assert_eq!(get(10249, "/proxyMode").unwrap(), "nftables");
+    let configz = get(10249, "/configz").unwrap();
+    assert!(configz.contains(r#""nodePortAddresses":["primary"]"#), "{configz}");
     let metrics = get(10249, "/metrics").unwrap();
     assert!(
         metrics.contains("kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family=\"IPv4\"}"),
@@ -224,7 +226,7 @@ fn a_load_balancer_can_ask_the_node_about_a_service() {
     let answer = eventually("an endpoint on this node", || world.netns.http_get(target, "/").ok());
     assert_eq!(
         answer,
-        "{\n\t\"service\": {\n\t\t\"namespace\": \"default\",\n\t\t\"name\": \"web\"\n\t},\n\t\"localEndpoints\": 1,\n\t\"serviceProxyHealthy\": true\n}\n"
+        "{\n\t\"service\": {\n\t\t\"namespace\": \"default\",\n\t\t\"name\": \"web\"\n\t},\n\t\"localEndpoints\": 1,\n\t\"serviceProxyHealthy\": true\n}"
     );
     let hints = world.kubectl(&[
         "get",

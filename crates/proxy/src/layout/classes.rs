@@ -95,6 +95,29 @@ impl Class {
     }
 }
 
+/// The policies by which a class chooses endpoints; `None` where it has none to choose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Choice {
+    /// One policy for all packets.
+    All(Policy),
+    /// Packets of pods and of this node, and packets from outside.
+    Split { inside: Option<Policy>, outside: Option<Policy> },
+}
+
+impl Choice {
+    /// Reads the name that [`Class::chain`] gives.
+    pub fn of_chain(chain: &str) -> Option<Self> {
+        if let Some(picks) = chain.strip_prefix("external-local-") {
+            let inside = (!picks.starts_with("none-")).then_some(Policy::Cluster);
+            let outside = (!picks.ends_with("-none")).then_some(Policy::Local);
+            return Some(Self::Split { inside, outside });
+        }
+        let pick = chain.strip_prefix("external-").unwrap_or(chain).strip_prefix("pick-")?;
+        let pick = pick.strip_prefix("nodeport-").unwrap_or(pick);
+        Some(Self::All(if pick.starts_with("local-") { Policy::Local } else { Policy::Cluster }))
+    }
+}
+
 /// The chains of a class, called ones before their callers. Classes may share them.
 pub fn class_chains(class: Class, config: &LayoutConfig) -> Vec<BaseChain> {
     let chain = |name: String, rules| BaseChain { name, hook: None, rules };
@@ -186,4 +209,38 @@ fn pick_rules(pick: Pick, config: &LayoutConfig) -> Vec<Rule> {
     }
     rules.push(index(Expr::LoadNumber { to: endpoint, number: first }).into_iter().chain([nat()]).collect());
     rules
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_chains_tell_the_choice() {
+        use Policy::{Cluster, Local};
+        for via in [Via::Address, Via::NodePort] {
+            for affinity in [None, Some(60)] {
+                let pick = |policy| Pick { via, policy, count: 3, affinity };
+                let split = |cluster: bool, local: bool| Class::ExternalLocal {
+                    cluster: cluster.then(|| pick(Cluster)),
+                    local: local.then(|| pick(Local)),
+                };
+                let choice = |inside: bool, outside: bool| Choice::Split {
+                    inside: inside.then_some(Cluster),
+                    outside: outside.then_some(Local),
+                };
+                for (class, want) in [
+                    (Class::Internal(pick(Cluster)), Choice::All(Cluster)),
+                    (Class::Internal(pick(Local)), Choice::All(Local)),
+                    (Class::ExternalCluster(pick(Cluster)), Choice::All(Cluster)),
+                    (split(true, true), choice(true, true)),
+                    (split(true, false), choice(true, false)),
+                    (split(false, false), choice(false, false)),
+                ] {
+                    assert_eq!(Choice::of_chain(&class.chain()), Some(want), "{}", class.chain());
+                }
+            }
+        }
+        assert_eq!(Choice::of_chain("services"), None);
+    }
 }

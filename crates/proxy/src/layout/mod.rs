@@ -10,7 +10,7 @@ use std::net::IpAddr;
 
 pub use base::base_chains;
 pub use claims::{Claim, ClaimValue, DesiredPort, Frontend, Origin, Rank, desired};
-pub use classes::{Class, Pick, Policy, Via, class_chains};
+pub use classes::{Choice, Class, Pick, Policy, Via, class_chains};
 pub use ferrite_nft::Key;
 pub use sets::SetName;
 
