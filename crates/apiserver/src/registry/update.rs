@@ -16,6 +16,7 @@ use ferrite_component::steps::Timer;
 use ferrite_json::Value;
 use ferrite_store::{Compare, Entry, Op, Outcome, Txn};
 use jiff::Timestamp;
+use std::cell::RefCell;
 use std::sync::Arc;
 
 /// Makes the new object from the stored one. Called again when another writer was faster.
@@ -117,8 +118,8 @@ impl Registry {
                 Op::Put { key: key.clone(), value: encoded.value.clone(), lease: entry.lease }
             };
             let mut txn = Txn::default().when(Compare::ModifiedAt(key.clone(), entry.modified)).then(op);
-            let is_renewal = resource.group == "coordination.k8s.io" && is_renewal(&new, &old);
-            if is_renewal {
+            let is_heartbeat = update.subresource.is_none() && resource.strategy.is_heartbeat(&new, &old);
+            if is_heartbeat {
                 txn = txn.relaxed();
             }
             let admitted = timer.elapsed();
@@ -132,7 +133,7 @@ impl Registry {
                 let charged = charges.onto(txn);
                 if let Outcome::Committed { revision } = self.commit(resource, "update", charged).await? {
                     allocation.keep();
-                    if !is_renewal {
+                    if !is_heartbeat {
                         let (verb, name) = (verb_of(update.subresource), update.name);
                         let uid = meta::uid(&new);
                         self.record(&update.write, WriteStep { verb, name, uid, timer, admitted, revision });
@@ -286,8 +287,13 @@ impl Registry {
         if !matches!(update.subresource, Some("status" | "binding")) {
             metadata::bump_generation(resource, new, old);
         }
-        let change = |new: &Value| checks::of_change(resource, update.subresource, new, old);
-        let mut errors = sent.errors(new, change);
+        let (mut errors, of_validation) = {
+            let told = RefCell::new(Vec::new());
+            let change = |new: &Value| {
+                checks::of_change(resource, update.subresource, new, old, &mut told.borrow_mut())
+            };
+            (sent.errors(new, change), told.into_inner())
+        };
         if !update.replaces && !update.applied && update.subresource.is_none() {
             let mut of_patch = strategy.validate_patch(new);
             of_patch.retain(|error| !errors.iter().any(|other| other.path == error.path));
@@ -318,7 +324,7 @@ impl Registry {
                 return Err(metadata::invalid(resource, update.name, &[error]));
             }
             let told = strategy.warnings_on_update(new, old).into_iter();
-            told.chain(self.inert_warning(resource)).for_each(|w| warnings.add(w));
+            told.chain(of_validation).chain(self.inert_warning(resource)).for_each(|w| warnings.add(w));
         }
         self.admission.validate(view, attributes, Some(new)).await?;
         Ok(allocation)
@@ -386,15 +392,6 @@ fn same_but(new: &Value, old: &Value, ignored: &str, same: impl Fn(&str, &Value,
             .iter()
             .filter(|(key, _)| *key != ignored)
             .all(|(key, new)| old.get(key).is_some_and(|old| same(key, new, old)))
-}
-
-/// True if the Lease keeps its holder: a heartbeat that is repeated within seconds and need not cost a disk
-/// write of its own. A Lease that changes hands is durable, or two could believe that they hold it after a
-/// crash.
-fn is_renewal(new: &Value, old: &Value) -> bool {
-    let holder = "/spec/holderIdentity";
-    new.pointer("/kind").and_then(Value::as_str) == Some("Lease")
-        && new.pointer(holder) == old.pointer(holder)
 }
 
 #[cfg(test)]
