@@ -259,7 +259,7 @@ pub(crate) async fn update(call: &mut Call, subresource: Option<&str>) -> Result
         subresource,
         change: &|_| Ok(object.clone()),
         replaces: true,
-        applied: false,
+        applied: None,
     };
     let registry = &call.server.registry;
     let mut code = 200;
@@ -460,7 +460,7 @@ pub(crate) async fn modify(
             subresource: Some(subresource),
             change,
             replaces: false,
-            applied: false,
+            applied: None,
         })
         .await
 }

@@ -481,7 +481,7 @@ async fn update(
     let (user, options) = (itself(), options());
     let write =
         Write { resource, namespace: "", requested: name, user: &user, options: &options, copied: false };
-    let update = Update { write, name, subresource, change, replaces: false, applied: false };
+    let update = Update { write, name, subresource, change, replaces: false, applied: None };
     server.registry.update(&update).await.map(drop)
 }
 

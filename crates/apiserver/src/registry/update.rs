@@ -8,7 +8,7 @@ use crate::admission::{Attributes, Operation};
 use crate::auth::{
     Grant, check_claim_status, check_escalation, check_param_access, check_pod_certificate_status, settled,
 };
-use crate::managed;
+use crate::managed::{Conversions, Recorded};
 use ferrite_api::field::{FieldError, Path};
 use ferrite_api::resource::Resource;
 use ferrite_api::{Status, meta};
@@ -31,8 +31,8 @@ pub(crate) struct Update<'a> {
     pub change: Change<'a>,
     /// The client has sent the whole object: its UID is a precondition, where a patch may not change it.
     pub replaces: bool,
-    /// The change has already brought managedFields up to date (server-side apply).
-    pub applied: bool,
+    /// The change has already brought managedFields up to date (server-side apply), with these conversions.
+    pub applied: Option<&'a Conversions<'a>>,
 }
 
 /// An update is tried again this often when others write the same object.
@@ -92,7 +92,10 @@ impl Registry {
             let shown = self.converter.entry(resource, &entry).await?;
             let old = self.recent.take_or_decode(resource, &key, &shown);
             let old = old.ok_or_else(|| unreadable(resource, update.name))?;
-            let mut new = (update.change)(&old)?;
+            let mut new = match update.applied {
+                None => (update.change)(&old)?,
+                Some(all) => Box::pin(all.settle(&self.converter, || (update.change)(&old))).await??,
+            };
             self.check_preconditions(update, &new, &old)?;
             let attributes = self.update_attributes(update, &old);
             let allocation = self.prepare(update, &view, &attributes, &mut new, &old).await?;
@@ -244,11 +247,13 @@ impl Registry {
         metadata::keep_identity(new, old);
         let warnings = &update.write.options.warnings;
         metadata::merge_owners(new, warnings, metadata::OWNERS_GIVEN);
-        if !update.applied && update.subresource != Some("binding") {
+        if update.applied.is_none() && update.subresource != Some("binding") {
             if forgets_managers {
                 meta::metadata_mut(new).insert("managedFields", Value::Array(Vec::new()));
             }
-            managed::on_write(resource, Some(old), new, update.write.options, update.subresource, now);
+            let (options, subresource) = (update.write.options, update.subresource);
+            let recorded = Recorded { resource, options, subresource, now };
+            Box::pin(recorded.on_update(&self.converter, old, new)).await;
         }
         let prepare = |new: &mut Value| match update.subresource {
             None => {
@@ -294,7 +299,7 @@ impl Registry {
             };
             (sent.errors(new, change), told.into_inner())
         };
-        if !update.replaces && !update.applied && update.subresource.is_none() {
+        if !update.replaces && update.applied.is_none() && update.subresource.is_none() {
             let mut of_patch = strategy.validate_patch(new);
             of_patch.retain(|error| !errors.iter().any(|other| other.path == error.path));
             errors.extend(of_patch);

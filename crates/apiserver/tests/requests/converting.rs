@@ -357,3 +357,52 @@ async fn parameters_of_policies_are_converted() {
         assert_eq!(world.delete(&format!("{bindings}/p")).await.code, 200);
     }
 }
+
+/// The fields of a manager in the version in which it wrote them.
+fn owned_by<'o>(object: &'o Value, manager: &str) -> Option<(&'o str, &'o Value)> {
+    let entries = object.pointer("/metadata/managedFields")?.as_array()?;
+    let entry = entries.iter().find(|entry| entry["manager"] == *manager)?;
+    Some((entry["apiVersion"].as_str()?, &entry["fieldsV1"]))
+}
+
+#[tokio::test]
+async fn managers_of_two_versions_lose_what_the_other_changes() {
+    let (world, hook) = (World::start().await, HookServer::start(convert).await);
+    serve(&world, &definition(hook.config("/convert"), "v1")).await;
+    let mut made = v1("a", "one:1");
+    made["metadata"]["labels"] = json!({"kept": "yes"});
+    assert_eq!(world.post(&format!("{V1}?fieldManager=maker"), &made).await.code, 201);
+    let path = format!("{V2}/a?fieldManager=changer");
+    let changed = world.patch("merge", &path, &json!({"port": "2"})).await;
+    assert_eq!(changed.code, 200, "{}", changed.json());
+    let changed = changed.json();
+    assert_eq!(owned_by(&changed, "changer"), Some(("example.com/v2", &json!({"f:port": {}}))));
+    let labels = json!({"f:metadata": {"f:labels": {".": {}, "f:kept": {}}}});
+    assert_eq!(owned_by(&changed, "maker"), Some(("example.com/v1", &labels)));
+}
+
+#[tokio::test]
+async fn applies_of_two_versions_conflict() {
+    let (world, hook) = (World::start().await, HookServer::start(convert).await);
+    serve(&world, &definition(hook.config("/convert"), "v1")).await;
+    let by =
+        |base: &str, manager: &str, force: bool| format!("{base}/a?fieldManager={manager}&force={force}");
+    assert_eq!(world.patch("apply", &by(V1, "first", false), &v1("a", "one:1")).await.code, 201);
+    let second = v2("a", "one", "2");
+    let refused = world.patch("apply", &by(V2, "second", false), &second).await;
+    assert_eq!(refused.code, 409, "{}", refused.json());
+    let cause = refused.at("/details/causes/0");
+    assert_eq!(
+        (&cause["field"], &cause["message"]),
+        (&json!(".hostPort"), &json!(r#"conflict with "first""#))
+    );
+    let forced = world.patch("apply", &by(V2, "second", true), &second).await;
+    assert_eq!((forced.code, forced.at("/port")), (200, "2".into()), "{}", forced.json());
+    let forced = forced.json();
+    assert_eq!(owned_by(&forced, "first"), None);
+    assert_eq!(owned_by(&forced, "second"), Some(("example.com/v2", &json!({"f:host": {}, "f:port": {}}))));
+    // The same manager goes on in the other version; what it applied is compared there.
+    let again = world.patch("apply", &by(V1, "second", false), &v1("a", "three:3")).await;
+    assert_eq!((again.code, again.at("/hostPort")), (200, "three:3".into()), "{}", again.json());
+    assert_eq!(owned_by(&again.json(), "second"), Some(("example.com/v1", &json!({"f:hostPort": {}}))));
+}
