@@ -7,6 +7,8 @@
 mod cleanup;
 mod conditions;
 mod conversion;
+mod converted;
+mod metrics;
 mod names;
 
 pub(crate) use conversion::{Converter, converts};

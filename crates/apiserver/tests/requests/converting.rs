@@ -112,6 +112,14 @@ async fn every_verb_shows_the_version_that_was_asked_for() {
         (&json!("ConversionReview"), &json!("apiextensions.k8s.io/v1"))
     );
     assert_eq!(asked["request"]["desiredAPIVersion"], "example.com/v2");
+    let metrics = world.get("/metrics").await;
+    let metrics = String::from_utf8_lossy(&metrics.bytes).into_owned();
+    for series in [
+        r#"apiserver_conversion_webhook_duration_seconds_count{failure_type="",result="success"}"#,
+        r#"apiserver_crd_conversion_webhook_duration_seconds_count{crd_name="endpoints.example.com",from_version="v1",succeeded="true",to_version="v2"}"#,
+    ] {
+        assert!(metrics.contains(series), "{series}");
+    }
     // Updates, patches, and parts of the object.
     let patched = world.patch("merge", &format!("{V2}/a"), &json!({"port": "81"})).await;
     assert_eq!((patched.code, patched.at("/port")), (200, "81".into()), "{}", patched.json());
@@ -405,4 +413,43 @@ async fn applies_of_two_versions_conflict() {
     let again = world.patch("apply", &by(V1, "second", false), &v1("a", "three:3")).await;
     assert_eq!((again.code, again.at("/hostPort")), (200, "three:3".into()), "{}", again.json());
     assert_eq!(owned_by(&again.json(), "second"), Some(("example.com/v1", &json!({"f:hostPort": {}}))));
+}
+
+/// The next event of a watch.
+async fn next_event(body: &mut ferrite_apiserver::Body) -> Value {
+    let mut line = Vec::new();
+    while !line.ends_with(b"\n") {
+        let frame = body.frame().await.expect("the watch goes on").expect("a frame");
+        line.extend_from_slice(&frame.into_data().unwrap_or_default());
+    }
+    ferrite_json::from_slice(&line).expect("an event")
+}
+
+#[tokio::test]
+async fn readers_share_what_was_converted() {
+    let (world, hook) = (World::start().await, HookServer::start(convert).await);
+    serve(&world, &definition(hook.config("/convert"), "v1")).await;
+    let path = format!("{V2}?watch=1&resourceVersion={}", world.version().await);
+    let (mut first, mut second) = (world.open(&path).await.into_body(), world.open(&path).await.into_body());
+    assert_eq!(world.post(V1, &v1("a", "one:1")).await.code, 201);
+    let (first, second) = tokio::join!(next_event(&mut first), next_event(&mut second));
+    for event in [first, second] {
+        assert_eq!((&event["type"], &event["object"]["host"]), (&json!("ADDED"), &json!("one")));
+    }
+    assert_eq!(world.get(&format!("{V2}/a")).await.at("/port"), "1");
+    assert_eq!(world.get(V2).await.at("/items/0/port"), "1");
+    assert_eq!(hook.seen("/convert").len(), 1);
+    assert_eq!(world.patch("merge", &format!("{V1}/a"), &json!({"hostPort": "two:2"})).await.code, 200);
+    assert_eq!(world.get(&format!("{V2}/a")).await.at("/host"), "two", "another state is converted anew");
+}
+
+#[tokio::test]
+async fn watches_of_converted_kinds_have_bookmarks() {
+    let (world, hook) = (World::start().await, HookServer::start(convert).await);
+    serve(&world, &definition(hook.config("/convert"), "v1")).await;
+    let version = world.version().await;
+    tokio::time::pause();
+    let path = format!("{V2}?watch=1&allowWatchBookmarks=true&resourceVersion={version}");
+    let mut watch = world.open(&path).await.into_body();
+    assert_eq!(next_event(&mut watch).await["type"], "BOOKMARK");
 }
