@@ -40,6 +40,7 @@ use registration::Action;
 use remote::Remote;
 use services::{ApiService, Priority, ServiceReference, Spec};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 use tokio::task::JoinSet;
@@ -57,9 +58,19 @@ pub(crate) struct Aggregator {
     services: RwLock<Arc<ApiServices>>,
     /// By group and version.
     discovered: RwLock<Arc<BTreeMap<services::GroupVersion, Discovered>>>,
+    registered: AtomicBool,
 }
 
 impl Aggregator {
+    /// Returns true once the APIServices of this server's own groups were stored.
+    pub fn is_registered(&self) -> bool {
+        self.registered.load(Ordering::Acquire)
+    }
+
+    pub fn set_registered(&self) {
+        self.registered.store(true, Ordering::Release);
+    }
+
     /// The APIServices as they are now.
     pub fn services(&self) -> Arc<ApiServices> {
         Arc::clone(&self.services.read().unwrap_or_else(PoisonError::into_inner))
@@ -313,6 +324,9 @@ impl Follower {
             if note(&mut self.registering, name, written) {
                 self.synced.insert(name.clone());
             }
+        }
+        if self.registering.next().is_none() {
+            self.server.aggregator.set_registered();
         }
     }
 
