@@ -273,13 +273,10 @@ pub fn update_scale(writer: &Writer<'_>, live: &Value, new: &mut Value) {
 
 fn record_update(writer: &Writer<'_>, node: Node<'_>, old: &Value, new: &Value, managers: &mut Managers) {
     let Some(comparison) = tracked_comparison(writer, node, old, new) else { return };
-    match Changes::of_managers(writer, managers, comparison, old, new) {
-        Ok(changes) => {
-            take_from_others(managers, None, &changes);
-            give_to_writer(writer, changes.into_own(), managers);
-        }
-        // The operation is repeated.
-        Err(Unconverted) => {}
+    // Where a conversion is missing, the operation is repeated.
+    if let Ok(changes) = Changes::of_managers(writer, managers, comparison, old, new) {
+        take_from_others(managers, None, &changes);
+        give_to_writer(writer, changes.into_own(), managers);
     }
 }
 
