@@ -370,6 +370,17 @@ pub trait Strategy: Send + Sync + 'static {
         self.validate(new)
     }
 
+    /// As [`Strategy::validate_update`], with the warnings that the validation itself finds.
+    fn validate_change(&self, new: &Value, old: &Value, _warnings: &mut Vec<String>) -> FieldErrors {
+        self.validate_update(new, old)
+    }
+
+    /// Returns true if an update may be acknowledged before it is durable: a heartbeat that is repeated within seconds, and
+    /// need not cost a disk write of its own.
+    fn is_heartbeat(&self, _new: &Value, _old: &Value) -> bool {
+        false
+    }
+
     /// The metadata checks of upstream's validation of the kind, beside those that the server makes for
     /// every kind.
     fn metadata_use(&self) -> MetadataUse {

@@ -206,6 +206,7 @@ proptest! {
         let api_version = config["apiVersion"].as_str().unwrap_or_default().to_owned();
         let writer = Writer {
             stored: None,
+            others: None,
             type_: Some(type_), custom: None, api_version: &api_version, manager: "m", subresource: "", ignored: &[], now,
         };
         // Generated lists may hold two elements of the same key, which apply refuses.
@@ -229,6 +230,7 @@ proptest! {
         for ignored in [&[][..], &["status"], &["spec", "metadata.labels"]] {
             let writer = Writer {
                 stored: None,
+                others: None,
                 type_: Some(type_), custom: None, api_version: &api_version, manager: "m", subresource: "", ignored, now,
             };
             // Where there is another manager all of them are compared.

@@ -130,7 +130,7 @@ pub(crate) async fn change(
     let user = User::new(SELF, ["system:masters"]);
     let options = options();
     let write = Write { resource, namespace, requested: "", user: &user, options: &options, copied: false };
-    let update = Update { write, name, subresource, change, replaces: false, applied: false };
+    let update = Update { write, name, subresource, change, replaces: false, applied: None };
     server.registry.update(&update).await.map(drop)
 }
 
@@ -237,7 +237,7 @@ async fn reconcile(
                 Reconciled::Recreate => Ok(old.clone()),
             };
             let update =
-                Update { write, name, subresource: None, change: &change, replaces: false, applied: false };
+                Update { write, name, subresource: None, change: &change, replaces: false, applied: None };
             registry.update(&update).await.map(drop)
         }
         Reconciled::Recreate => {

@@ -151,7 +151,8 @@ async fn health_of(server: &ApiServer, endpoint: Health, check: Option<&str>, qu
         extra.push((further.name, result));
     }
     let (started, draining) = (server.has_started(), server.is_draining());
-    let state = health::State { started, draining, store, extra };
+    let registered = server.aggregator.is_registered();
+    let state = health::State { started, registered, draining, store, extra };
     health::answer(endpoint, check, query, &state, &server.config.health_checks)
 }
 

@@ -44,6 +44,13 @@ const STARTED: &[&str] = &[
     "poststarthook/apiservice-openapiv3-controller",
 ];
 
+/// The checks of the APIServices of the server's own groups. The server serves before these are stored.
+const REGISTERED: &[&str] = &[
+    "poststarthook/apiservice-registration-controller",
+    "poststarthook/kube-apiserver-autoregistration",
+    "autoregister-completion",
+];
+
 /// The checks of an endpoint in upstream's order.
 pub(crate) fn checks(endpoint: Health, extra: &[HealthCheck]) -> Vec<&'static str> {
     let (middle, last): (&[&str], &[&str]) = match endpoint {
@@ -75,6 +82,8 @@ impl std::fmt::Debug for HealthCheck {
 #[derive(Debug, Clone)]
 pub(crate) struct State {
     pub started: bool,
+    /// The APIServices of the server's own groups are stored.
+    pub registered: bool,
     /// The server is shutting down.
     pub draining: bool,
     /// Why the store takes no changes.
@@ -92,6 +101,9 @@ impl State {
         match check {
             "shutdown" if self.draining => Err("process is shutting down"),
             // A server that is still starting is alive.
+            _ if !self.registered && endpoint != Health::Livez && REGISTERED.contains(&check) => {
+                Err("not finished")
+            }
             _ if !started && !FIRST.contains(&check) && check != "shutdown" => Err("not finished"),
             _ if STORE.contains(&check) => self.store.as_ref().copied().map_err(String::as_str),
             _ => Ok(()),
@@ -205,14 +217,20 @@ mod tests {
 
     #[test]
     fn checks_tell_what_is_not_well() {
-        let well = State { started: true, draining: false, store: Ok(()), extra: Vec::new() };
+        let well =
+            State { started: true, registered: true, draining: false, store: Ok(()), extra: Vec::new() };
         let check = Arc::new(|| -> BoxFuture<'static, Result<(), String>> { Box::pin(async { Ok(()) }) });
         let extra = [HealthCheck { name: "kms-providers", check }];
         let locked = State { extra: vec![("kms-providers", Err("no answer".into()))], ..well.clone() };
         let stopping = State { draining: true, ..well.clone() };
         let starting = State { started: false, ..well.clone() };
         let stuck = State { store: Err("no space left".into()), ..well.clone() };
+        let unregistered = State { registered: false, ..well.clone() };
         let rows = [
+            (Health::Readyz, None, "", &unregistered, 500),
+            (Health::Readyz, Some("autoregister-completion"), "", &unregistered, 500),
+            (Health::Readyz, Some("etcd"), "", &unregistered, 200),
+            (Health::Livez, None, "", &unregistered, 200),
             (Health::Readyz, None, "", &stuck, 500),
             (Health::Livez, None, "", &stuck, 500),
             (Health::Healthz, None, "", &stuck, 500),

@@ -1,12 +1,18 @@
 //! Records the managers of fields: managedFields on every write.
 
+mod conversions;
+
+pub(crate) use conversions::Conversions;
+
+use crate::extensions::Converter;
 use crate::options::WriteOptions;
 use ferrite_api::codec::normalise;
-use ferrite_api::managed_fields::{self, ApplyError, Writer};
+use ferrite_api::managed_fields::{self, ApplyError, OtherVersions, Writer};
 use ferrite_api::resource::Resource;
 use ferrite_api::{Gvk, Status, meta, schema};
 use ferrite_json::{Value, json as object};
 use jiff::Timestamp;
+use std::sync::Arc;
 
 /// Fields that a write through this endpoint cannot set, and so never owns.
 fn ignored(resource: &Resource, subresource: Option<&str>) -> &'static [&'static str] {
@@ -30,6 +36,15 @@ fn plain(resource: &Resource, subresource: Option<&str>) -> &'static [&'static s
     }
 }
 
+/// A write that is not an apply: what managedFields are brought up to date for.
+#[derive(Clone, Copy)]
+pub(crate) struct Recorded<'a> {
+    pub resource: &'a Resource,
+    pub options: &'a WriteOptions,
+    pub subresource: Option<&'a str>,
+    pub now: Timestamp,
+}
+
 /// Brings managedFields of `new` up to date for a write that is not an apply.
 pub(crate) fn on_write(
     resource: &Resource,
@@ -39,43 +54,88 @@ pub(crate) fn on_write(
     subresource: Option<&str>,
     now: Timestamp,
 ) {
-    if let Some(old) = old
-        && !fits_all_managers(resource, old, new)
-    {
-        meta::metadata_mut(new).remove("managedFields");
-        return;
+    Recorded { resource, options, subresource, now }.record(old, new, None);
+}
+
+impl Recorded<'_> {
+    /// As [`on_write`] for an update, where a webhook may have to convert objects for managers of other versions.
+    pub async fn on_update(self, converter: &Arc<Converter>, old: &Value, new: &mut Value) {
+        let conversions = Conversions::new(self.resource);
+        if !conversions.concern(old) && !conversions.concern(new) {
+            return self.record(Some(old), new, None);
+        }
+        let given = new.clone();
+        let recorded = conversions.settle(converter, || {
+            let mut new = given.clone();
+            self.record(Some(old), &mut new, Some(&conversions));
+            new
+        });
+        match recorded.await {
+            Ok(recorded) => *new = recorded,
+            // As upstream: where objects cannot be compared, nobody's fields are remembered.
+            Err(status) => {
+                tracing::warn!(error = status.message, "cannot convert an object for its managers");
+                meta::metadata_mut(new).remove("managedFields");
+            }
+        }
     }
-    let writer = Writer {
-        type_: resource.schema,
-        custom: custom(resource),
-        api_version: &resource.api_version(),
-        stored: resource.storage,
-        manager: &options.field_manager,
-        subresource: subresource.unwrap_or_default(),
-        ignored: ignored(resource, subresource),
-        now,
-    };
-    match (subresource, old) {
-        (Some("scale"), Some(old)) if has_usual_replicas(resource) => {
-            managed_fields::update_scale(&writer, old, new);
+
+    fn record(self, old: Option<&Value>, new: &mut Value, conversions: Option<&Conversions<'_>>) {
+        let Self { resource, options, subresource, now } = self;
+        if let Some(old) = old
+            && !fits_all_managers(resource, old, new, conversions)
+        {
+            meta::metadata_mut(new).remove("managedFields");
+            return;
         }
-        (Some("scale"), old) => {
-            managed_fields::update(&writer, old, new);
-            forget_time(new, "scale");
+        let writer = Writer {
+            type_: resource.schema,
+            custom: custom(resource),
+            api_version: &resource.api_version(),
+            stored: resource.storage,
+            others: conversions.map(|all| all as &dyn OtherVersions),
+            manager: &options.field_manager,
+            subresource: subresource.unwrap_or_default(),
+            ignored: ignored(resource, subresource),
+            now,
+        };
+        match (subresource, old) {
+            (Some("scale"), Some(old)) if has_usual_replicas(resource) => {
+                managed_fields::update_scale(&writer, old, new);
+            }
+            (Some("scale"), old) => {
+                managed_fields::update(&writer, old, new);
+                forget_time(new, "scale");
+            }
+            _ => managed_fields::update(&writer, old, new),
         }
-        _ => managed_fields::update(&writer, old, new),
     }
 }
 
 /// As upstream: managers of another version are compared in that version. Where its schema lacks a field of the object,
 /// nobody's fields are remembered.
-fn fits_all_managers(resource: &Resource, old: &Value, new: &Value) -> bool {
+fn fits_all_managers(
+    resource: &Resource,
+    old: &Value,
+    new: &Value,
+    conversions: Option<&Conversions<'_>>,
+) -> bool {
     let Some(custom) = &resource.custom else { return true };
     let own = resource.api_version();
     let entries = old.pointer("/metadata/managedFields").and_then(Value::as_array).into_iter().flatten();
-    let mut others =
-        entries.filter_map(|entry| entry["apiVersion"].as_str()).filter(|version| *version != own);
-    others.all(|version| custom.fits(version, old) && custom.fits(version, new))
+    let mut others: Vec<&str> = entries.filter_map(|entry| entry["apiVersion"].as_str()).collect();
+    others.retain(|version| *version != own && custom.schema_of(version).is_some());
+    others.sort_unstable();
+    others.dedup();
+    let fits = |version: &str, object: &Value| match conversions {
+        None => custom.fits(version, object),
+        // An object that is not converted yet is asked for, and compared in the next round.
+        Some(all) => all.convert(object, version).is_none_or(|object| custom.fits(version, &object)),
+    };
+    others
+        .into_iter()
+        .map(|version| (fits(version, old), fits(version, new)))
+        .all(|fits| fits == (true, true))
 }
 
 /// Are the replicas of a kind at `spec.replicas`? A custom kind may have them elsewhere.
@@ -97,6 +157,7 @@ pub(crate) fn on_body(
         custom: None,
         api_version: &gvk.api_version(),
         stored: None,
+        others: None,
         manager: &options.field_manager,
         subresource,
         ignored: &[],
@@ -115,20 +176,24 @@ pub(crate) fn forget_time(object: &mut Value, subresource: &str) {
     }
 }
 
-/// Merges an applied configuration into the stored object, or makes the object when there is none.
+/// Merges an applied configuration into the stored object, or makes the object when there is none. The result counts when
+/// `conversions` lack nothing.
 pub(crate) fn apply(
     resource: &Resource,
     old: Option<&Value>,
     applied: &Value,
     options: &WriteOptions,
     subresource: Option<&str>,
+    conversions: &Conversions<'_>,
 ) -> Result<Value, Status> {
     let type_ = resource.schema;
+    let others = old.filter(|old| conversions.concern(old)).map(|_| conversions as &dyn OtherVersions);
     let writer = Writer {
         type_,
         custom: custom(resource),
         api_version: &resource.api_version(),
         stored: resource.storage,
+        others,
         manager: &options.field_manager,
         subresource: subresource.unwrap_or_default(),
         ignored: ignored(resource, subresource),

@@ -5,6 +5,7 @@ pub(crate) mod render;
 use crate::call::Call;
 use crate::encode;
 use crate::http::Response;
+use crate::managed::Conversions;
 use crate::options::{FieldValidation, WriteOptions};
 use crate::registry::stored::Written;
 use crate::registry::{Update, beside_spec};
@@ -269,7 +270,7 @@ async fn plain(
             subresource,
             change: &change,
             replaces: false,
-            applied: false,
+            applied: None,
         })
         .await;
     // A client learns of unknown fields even when the object is refused for another reason.
@@ -470,15 +471,17 @@ async fn apply(
     call.take_strict(&gvk.kind, decoded, options.field_validation)?;
     check_place(call, &applied)?;
     let registry = &call.server.registry;
-    let change =
-        |old: &Value| crate::managed::apply(&call.resource, Some(old), &applied, options, subresource);
+    let conversions = Conversions::new(&call.resource);
+    let change = |old: &Value| {
+        crate::managed::apply(&call.resource, Some(old), &applied, options, subresource, &conversions)
+    };
     let update = Update {
         write: call.write(options),
         name: &name,
         subresource,
         change: &change,
         replaces: false,
-        applied: true,
+        applied: Some(&conversions),
     };
     match registry.update(&update).await {
         Err(status) if status.code == 404 && subresource.is_none() => {
@@ -494,7 +497,7 @@ async fn apply(
                 );
                 return Err(Status::conflict(&call.resource.group, &call.resource.plural, &name, &why));
             }
-            let new = crate::managed::apply(&call.resource, None, &applied, options, None)?;
+            let new = crate::managed::apply(&call.resource, None, &applied, options, None, &conversions)?;
             crate::verbs::provide_namespace(call, options).await?;
             registry.create_applied(&call.write(options), new).await.map(|created| (201, created))
         }

@@ -382,8 +382,9 @@ impl ApiServer {
             definitions.load();
             server.spawn(definitions.run());
         }
-        if let Some(services) = aggregation::Follower::new(&server) {
-            server.spawn(services.run());
+        match aggregation::Follower::new(&server) {
+            Some(services) => server.spawn(services.run()),
+            None => server.aggregator.set_registered(),
         }
         if let Some(flow) = &server.flow_control {
             let (store, table) = (Arc::clone(&server.registry.store), Arc::clone(&server.registry.table));

@@ -75,6 +75,12 @@ fn limited(warnings: Vec<String>) -> Vec<String> {
     .collect()
 }
 
+/// The release that has the resource no more, where the warning names one.
+fn removed_release(warning: &str) -> &str {
+    let removed = warning.split_once("unavailable in v").and_then(|(_, rest)| rest.split_once('+'));
+    removed.map_or("", |(release, _)| release)
+}
+
 async fn dispatch(call: &mut Call) -> Result<Response, Status> {
     if let Some(warning) = call.resource.custom.as_ref().and_then(|c| c.version().deprecation.clone()) {
         call.warnings.push(warning);
@@ -97,14 +103,15 @@ async fn dispatch(call: &mut Call) -> Result<Response, Status> {
         && (call.target.subresource.is_some() || call.verb != Verb::Create || call.target.name.is_none())
     {
         call.warnings.push(warning.clone().into_owned());
-        // The release that has the resource no more, where one is known.
-        let removed = warning.split_once("unavailable in v").and_then(|(_, rest)| rest.split_once('+'));
-        let removed = removed.map_or("", |(release, _)| release);
+        let removed = removed_release(warning);
         let part = call.target.subresource.as_deref().unwrap_or_default();
         let Resource { group, version, plural, .. } = &*call.resource;
         DEPRECATED_USED.with(&[group, removed, plural, part, version]).set(1);
         if let Some(record) = call.audit() {
             record.annotate("k8s.io/deprecated", "true");
+            if !removed.is_empty() {
+                record.annotate("k8s.io/removed-release", removed);
+            }
         }
     }
     call.server.registry.catch_up(call.verb, &call.query).await?;
@@ -259,7 +266,7 @@ pub(crate) async fn update(call: &mut Call, subresource: Option<&str>) -> Result
         subresource,
         change: &|_| Ok(object.clone()),
         replaces: true,
-        applied: false,
+        applied: None,
     };
     let registry = &call.server.registry;
     let mut code = 200;
@@ -460,7 +467,7 @@ pub(crate) async fn modify(
             subresource: Some(subresource),
             change,
             replaces: false,
-            applied: false,
+            applied: None,
         })
         .await
 }
@@ -503,6 +510,17 @@ mod tests {
         for (api_version, kind, refused) in rows {
             let got = options_gvk(api_version, kind).err().map(|status| status.message);
             assert_eq!(got.as_deref(), refused, "{api_version} {kind}");
+        }
+    }
+
+    #[test]
+    fn warnings_name_the_release_that_removes_a_resource() {
+        for (warning, release) in [
+            ("a/v1 B is deprecated in v1.36+, unavailable in v1.39+", "1.39"),
+            ("a/v1 B is deprecated in v1.36+, unavailable in v1.39+; use c/v1 B", "1.39"),
+            ("v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice", ""),
+        ] {
+            assert_eq!(removed_release(warning), release, "{warning}");
         }
     }
 }

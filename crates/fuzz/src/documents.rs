@@ -116,6 +116,7 @@ pub const APPLY: Target = Target {
                 custom: None,
                 api_version: "v1",
                 stored: None,
+                others: None,
                 manager: "fuzzer",
                 subresource: "",
                 ignored: &[],

@@ -289,6 +289,18 @@ impl Custom {
         resource(&self.kind, self.kind.storage, self.storage())
     }
 
+    /// The resource of another version of the kind.
+    pub fn in_version(&self, api_version: &str) -> Option<Resource> {
+        let at = self.kind.versions.iter().position(|version| self.api_version(version) == api_version)?;
+        Some(resource(&self.kind, at, &self.kind.versions[at]))
+    }
+
+    /// The schema of a version of the kind.
+    pub fn schema_of(&self, api_version: &str) -> Option<&Schema> {
+        let mut versions = self.kind.versions.iter();
+        versions.find(|version| self.api_version(version) == api_version).map(|version| &version.schema)
+    }
+
     /// The webhook that an object of `api_version` goes through on its way to this version; none where there is no
     /// webhook, or nothing to convert.
     pub fn conversion_from(&self, api_version: &str) -> Option<&ConversionWebhook> {
@@ -333,9 +345,8 @@ impl Custom {
     /// Returns true if the schema of another version of this kind has all fields of an object of this version. No
     /// version of that name has none to miss.
     pub fn fits(&self, api_version: &str, object: &Value) -> bool {
-        let mut versions = self.kind.versions.iter();
-        let other = versions.find(|version| self.api_version(version) == api_version);
-        other.is_none_or(|other| validate_custom(&other.schema, object, api_version).is_ok())
+        let other = self.schema_of(api_version);
+        other.is_none_or(|schema| validate_custom(schema, object, api_version).is_ok())
     }
 
     /// Brings an object of this version to the stored form. Versions differ in their names only.

@@ -28,17 +28,13 @@ impl RuleSet {
         ValidationRules::compile(openapi, resource_root, &ENVIRONMENT).ok().flatten().map(Self)
     }
 
-    /// The rules' warnings about parts of a change that were as bad before.
-    pub fn warnings(&self, object: &Value, old: &Value) -> Vec<String> {
-        let input = RuleInput { old_object: Some(old), ratcheting: true, ..RuleInput::new("", object) };
-        let warnings = self.0.validate(input, BUDGET).warnings;
-        warnings.into_iter().map(|warning| field_error(warning).to_string()).collect()
-    }
-
-    /// The rules' errors for an object, or for its change from `old`.
-    pub fn validate(&self, object: &Value, old: Option<&Value>, path: &str) -> FieldErrors {
+    /// The rules' errors for an object, or for its change from `old`, and their warnings about parts that were as bad before.
+    pub fn validate(&self, object: &Value, old: Option<&Value>, path: &str) -> (FieldErrors, Vec<String>) {
         let input = RuleInput { old_object: old, ratcheting: old.is_some(), ..RuleInput::new(path, object) };
-        self.0.validate(input, BUDGET).errors.into_iter().map(field_error).collect()
+        let outcome = self.0.validate(input, BUDGET);
+        let warnings = outcome.warnings.into_iter().map(|warning| field_error(warning).to_string());
+        let warnings = warnings.collect();
+        (outcome.errors.into_iter().map(field_error).collect(), warnings)
     }
 }
 

@@ -26,7 +26,7 @@ impl CustomStrategy {
         errors
     }
 
-    fn checked(&self, new: &Value, old: Option<&Value>) -> FieldErrors {
+    fn checked(&self, new: &Value, old: Option<&Value>, warnings: &mut Vec<String>) -> FieldErrors {
         let mut errors = self.type_meta(new);
         if !errors.is_empty() {
             return errors;
@@ -38,11 +38,17 @@ impl CustomStrategy {
             errors.extend(check_replicas(new, &scale.spec_replicas));
             errors.extend(check_scale_status(new, scale));
         }
-        self.finish(new, old, errors)
+        self.finish(new, old, errors, warnings)
     }
 
     /// Checks that come after those of the schema.
-    fn finish(&self, new: &Value, old: Option<&Value>, mut errors: FieldErrors) -> FieldErrors {
+    fn finish(
+        &self,
+        new: &Value,
+        old: Option<&Value>,
+        mut errors: FieldErrors,
+        warnings: &mut Vec<String>,
+    ) -> FieldErrors {
         let version = self.0.version();
         let root = Path::default();
         metadata::validate_embedded(new, &version.schema, &root, &mut errors);
@@ -54,7 +60,9 @@ impl CustomStrategy {
             if errors.iter().any(blocks_rules) {
                 errors.push(FieldError::invalid(&root, Value::Null, UNCHECKED).rendered_as("null"));
             } else {
-                errors.extend(rules.validate(new, old, ""));
+                let (broken, told) = rules.validate(new, old, "");
+                errors.extend(broken);
+                warnings.extend(told);
             }
         }
         errors
@@ -167,11 +175,15 @@ impl Strategy for CustomStrategy {
     }
 
     fn validate(&self, object: &Value) -> FieldErrors {
-        self.checked(object, None)
+        self.checked(object, None, &mut Vec::new())
     }
 
     fn validate_update(&self, new: &Value, old: &Value) -> FieldErrors {
-        self.checked(new, Some(old))
+        self.checked(new, Some(old), &mut Vec::new())
+    }
+
+    fn validate_change(&self, new: &Value, old: &Value, warnings: &mut Vec<String>) -> FieldErrors {
+        self.checked(new, Some(old), warnings)
     }
 
     fn validate_status_update(&self, new: &Value, old: &Value) -> FieldErrors {
@@ -186,11 +198,11 @@ impl Strategy for CustomStrategy {
         if let Some(scale) = &version.scale {
             errors.extend(check_scale_status(new, scale));
         }
-        self.finish(new, Some(old), errors)
+        self.finish(new, Some(old), errors, &mut Vec::new())
     }
 
     fn validate_subresource_update(&self, _: &str, new: &Value, old: &Value) -> FieldErrors {
-        self.checked(new, Some(old))
+        self.checked(new, Some(old), &mut Vec::new())
     }
 
     fn warnings(&self, object: &Value) -> Vec<String> {
@@ -199,12 +211,7 @@ impl Strategy for CustomStrategy {
 
     fn warnings_on_update(&self, new: &Value, old: &Value) -> Vec<String> {
         let had: Vec<&str> = crate::meta::finalizers(old).collect();
-        let mut warnings: Vec<String> =
-            crate::meta::finalizers(new).filter(|f| !had.contains(f)).flat_map(finalizer_warnings).collect();
-        if let Some(rules) = &self.0.version().rules {
-            warnings.extend(rules.warnings(new, old));
-        }
-        warnings
+        crate::meta::finalizers(new).filter(|f| !had.contains(f)).flat_map(finalizer_warnings).collect()
     }
 
     fn fields(&self) -> Vec<&str> {

@@ -362,6 +362,7 @@ proptest! {
             custom: is_custom.then_some(&custom),
             api_version: "v1",
             stored: None,
+            others: None,
             manager,
             subresource: "",
             ignored: &[],

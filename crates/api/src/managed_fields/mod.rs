@@ -16,13 +16,14 @@ mod node;
 mod tests;
 mod untracked;
 mod validate;
+mod versions;
 mod walk;
 
 pub use field_set::{FieldSet, PathElement};
 pub use untracked::{MergeError, merge};
 pub use validate::{validate, validate_custom};
+pub use versions::OtherVersions;
 
-use crate::Gvk;
 use crate::custom::Schema;
 use crate::resource::Storage;
 use crate::schema::TypeRef;
@@ -32,6 +33,7 @@ use managers::{BEFORE_FIRST_APPLY, Identity, Managers, Operation, Owned};
 use node::Node;
 use std::sync::LazyLock;
 use thiserror::Error;
+use versions::{Changes, Unconverted};
 use walk::Comparison;
 
 /// The writer and the form of its write.
@@ -45,6 +47,8 @@ pub struct Writer<'a> {
     pub api_version: &'a str,
     /// The stored form, where it is of another version than the request.
     pub stored: Option<Storage>,
+    /// The other versions of a custom kind, where a webhook converts between them and some manager wrote in another.
+    pub others: Option<&'a dyn OtherVersions>,
     /// The field manager.
     pub manager: &'a str,
     /// `status`, `scale` …; empty for the main resource.
@@ -72,6 +76,9 @@ pub enum ApplyError {
     /// The configuration does not fit the schema: upstream answers 500 with this text.
     #[error("failed to create typed patch object ({object}): {problems}")]
     Typed { object: String, problems: String },
+    /// An object has to be converted first: see [`OtherVersions::convert`].
+    #[error("an object is not converted to the version of another manager yet")]
+    Unconverted,
     /// Another manager owns the fields: 409, one cause per conflict.
     #[error("{}", conflict_message(.0))]
     Conflicts(Vec<Conflict>),
@@ -144,6 +151,7 @@ pub fn update(writer: &Writer<'_>, live: Option<&Value>, new: &mut Value) {
     if let Some(live) = live
         && !is_reset
         && writer.stored.is_none()
+        && writer.others.is_none()
         && (!writer.subresource.is_empty() || entries(new).is_none_or(|given| entries(live) == Some(given)))
     {
         return update_stored(writer, node, live, new);
@@ -197,8 +205,9 @@ fn update_stored(writer: &Writer<'_>, node: Node<'_>, live: &Value, new: &mut Va
     if !managers.is_empty()
         && let Some(comparison) = comparison
     {
-        take_from_others(&mut managers, None, &comparison, None);
-        give_to_writer(writer, comparison, &mut managers);
+        let changes = Changes::new(comparison);
+        take_from_others(&mut managers, None, &changes);
+        give_to_writer(writer, changes.into_own(), &mut managers);
     }
     managers.cap();
     managers.encode(new);
@@ -264,8 +273,11 @@ pub fn update_scale(writer: &Writer<'_>, live: &Value, new: &mut Value) {
 
 fn record_update(writer: &Writer<'_>, node: Node<'_>, old: &Value, new: &Value, managers: &mut Managers) {
     let Some(comparison) = tracked_comparison(writer, node, old, new) else { return };
-    take_from_others(managers, None, &comparison, as_stored(writer, old, new).as_ref());
-    give_to_writer(writer, comparison, managers);
+    // Where a conversion is missing, the operation is repeated.
+    if let Ok(changes) = Changes::of_managers(writer, managers, comparison, old, new) {
+        take_from_others(managers, None, &changes);
+        give_to_writer(writer, changes.into_own(), managers);
+    }
 }
 
 /// The fields that differ. As upstream: nobody keeps track of an object whose lists have elements that cannot be told
@@ -293,39 +305,11 @@ fn give_to_writer(writer: &Writer<'_>, comparison: Comparison, managers: &mut Ma
     managers.drop_empty();
 }
 
-/// The change as managers of the stored version see it, with that version; none where the request is of it.
-/// As upstream: a field that the request's version lacks is a change of the other version all the same.
-fn as_stored(writer: &Writer<'_>, old: &Value, new: &Value) -> Option<(String, Comparison)> {
-    let storage = writer.stored?;
-    let gvk = Gvk::new(storage.group, storage.version, storage.kind);
-    let type_ = crate::schema::of(&gvk)?;
-    let api_version = gvk.api_version();
-    let converted = |object: &Value| {
-        let mut object = object.clone();
-        (storage.to_storage)(&mut object);
-        crate::codec::normalise(type_, &mut object);
-        object
-    };
-    let of_stored = Writer { type_: Some(type_), api_version: &api_version, stored: None, ..*writer };
-    let ignored = FieldSet::of_fields(writer.ignored);
-    let comparison =
-        walk::compare(Node::root(&of_stored), &converted(old), &converted(new)).without(&ignored);
-    Some((api_version, comparison))
-}
-
-/// Changed fields leave their other owners, removed fields leave every owner. `stored` is the same change
-/// in another version, for the managers that wrote in that one.
-fn take_from_others(
-    managers: &mut Managers,
-    writer: Option<&Identity>,
-    comparison: &Comparison,
-    stored: Option<&(String, Comparison)>,
-) {
+/// Changed fields leave their other owners, removed fields leave every owner.
+fn take_from_others(managers: &mut Managers, writer: Option<&Identity>, changes: &Changes) {
     for (identity, owned) in &mut managers.0 {
         if Some(identity) != writer {
-            let of_stored = stored.filter(|(version, _)| *version == owned.api_version);
-            let Comparison { modified, added, removed } =
-                of_stored.map_or(comparison, |(_, comparison)| comparison);
+            let Comparison { modified, added, removed } = changes.of(&owned.api_version);
             let set = std::mem::take(&mut owned.set);
             owned.set = set.difference(modified).difference(added).difference(removed);
         }
@@ -391,12 +375,15 @@ pub fn apply(
     if let (Some(former), Some(wanted)) = (&former, wanted)
         && !former.set.clone().difference(wanted).is_empty()
     {
-        merged = prune(node, &merged, &managers, &former.set);
+        let former = (&former.set, &*former.api_version);
+        merged = versions::prune(writer, &merged, &managers, former).map_err(|_| ApplyError::Unconverted)?;
     }
     // As upstream: values are compared as they were applied, so that `1.5Gi` is not `1536Mi`.
     let comparison = walk::compare(node, live, &merged).without(&ignored);
+    let changes = Changes::of_managers(writer, &managers, comparison, live, &merged)
+        .map_err(|Unconverted| ApplyError::Unconverted)?;
     if !force {
-        let conflicts = conflicts(&managers, &identity, &comparison, writer.subresource == "scale");
+        let conflicts = conflicts(&managers, &identity, &changes, writer.subresource == "scale");
         if !conflicts.is_empty() {
             return Err(ApplyError::Conflicts(conflicts));
         }
@@ -407,8 +394,7 @@ pub fn apply(
     if let Some(type_) = writer.type_ {
         crate::codec::normalise(type_, &mut object);
     }
-    let stored = as_stored(writer, live, &object);
-    take_from_others(&mut managers, Some(&identity), &comparison, stored.as_ref());
+    take_from_others(&mut managers, Some(&identity), &changes);
 
     if let Some(owned) = managers.0.get_mut(&identity) {
         owned.set = std::mem::take(&mut owned.set).difference(&STRIPPED);
@@ -422,13 +408,7 @@ pub fn apply(
 }
 
 /// As upstream: the conflicts of an applied scale name other managers as if they had written a scale, too.
-fn conflicts(
-    managers: &Managers,
-    writer: &Identity,
-    comparison: &Comparison,
-    of_scale: bool,
-) -> Vec<Conflict> {
-    let changed = comparison.modified.clone().union(comparison.added.clone());
+fn conflicts(managers: &Managers, writer: &Identity, changes: &Changes, of_scale: bool) -> Vec<Conflict> {
     managers
         .0
         .iter()
@@ -438,28 +418,10 @@ fn conflicts(
                 true => Identity { api_version: SCALE_VERSION.to_owned(), ..identity.clone() }.to_string(),
                 false => identity.to_string(),
             };
+            let Comparison { modified, added, .. } = changes.of(&owned.api_version);
+            let changed = modified.clone().union(added.clone());
             let paths = owned.set.intersection(&changed).paths();
             paths.into_iter().map(move |path| Conflict { manager: manager.clone(), path })
         })
         .collect()
-}
-
-/// Removes fields that the manager set the last time, does not set now, and nobody else owns.
-fn prune(node: Node<'_>, merged: &Value, managers: &Managers, former: &FieldSet) -> Value {
-    let former = walk::with_named_fields(node, former);
-    let pruned = walk::remove(node, merged, &former);
-    let set_of = |value: &Value| walk::with_named_fields(node, &walk::field_set(node, value));
-    let in_merged = set_of(merged);
-
-    let mut owned = FieldSet::default();
-    for manager in managers.0.values() {
-        owned = owned.union(manager.set.clone());
-    }
-    let owned = walk::with_named_fields(node, &owned);
-    let unowned = in_merged.clone().difference(&set_of(&pruned).union(owned));
-    let pruned = walk::remove(node, merged, &unowned);
-
-    // Values below a removed field that never belonged to the manager come back.
-    let dangling = in_merged.difference(&set_of(&pruned)).intersection(&former);
-    walk::remove(node, merged, &dangling)
 }

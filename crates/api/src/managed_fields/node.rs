@@ -42,6 +42,11 @@ impl<'a> Node<'a> {
         }
     }
 
+    /// The node of a whole object of a custom kind.
+    pub(super) fn of_root(schema: &'a Schema) -> Self {
+        Self::CustomRoot(schema)
+    }
+
     /// The node of a value of a custom kind.
     pub(super) fn of_schema(schema: &'a Schema) -> Self {
         match (schema.type_, schema.list) {

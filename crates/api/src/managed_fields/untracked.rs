@@ -43,6 +43,7 @@ pub fn merge(
         custom,
         api_version: "",
         stored: None,
+        others: None,
         manager: "",
         subresource: "",
         ignored: &[],

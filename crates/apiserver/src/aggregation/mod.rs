@@ -40,6 +40,7 @@ use registration::Action;
 use remote::Remote;
 use services::{ApiService, Priority, ServiceReference, Spec};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 use tokio::task::JoinSet;
@@ -57,9 +58,19 @@ pub(crate) struct Aggregator {
     services: RwLock<Arc<ApiServices>>,
     /// By group and version.
     discovered: RwLock<Arc<BTreeMap<services::GroupVersion, Discovered>>>,
+    registered: AtomicBool,
 }
 
 impl Aggregator {
+    /// Returns true once the APIServices of this server's own groups were stored.
+    pub fn is_registered(&self) -> bool {
+        self.registered.load(Ordering::Acquire)
+    }
+
+    pub fn set_registered(&self) {
+        self.registered.store(true, Ordering::Release);
+    }
+
     /// The APIServices as they are now.
     pub fn services(&self) -> Arc<ApiServices> {
         Arc::clone(&self.services.read().unwrap_or_else(PoisonError::into_inner))
@@ -314,6 +325,9 @@ impl Follower {
                 self.synced.insert(name.clone());
             }
         }
+        if self.registering.next().is_none() {
+            self.server.aggregator.set_registered();
+        }
     }
 
     /// Starts to ask the servers that are due.
@@ -481,7 +495,7 @@ async fn update(
     let (user, options) = (itself(), options());
     let write =
         Write { resource, namespace: "", requested: name, user: &user, options: &options, copied: false };
-    let update = Update { write, name, subresource, change, replaces: false, applied: false };
+    let update = Update { write, name, subresource, change, replaces: false, applied: None };
     server.registry.update(&update).await.map(drop)
 }
 

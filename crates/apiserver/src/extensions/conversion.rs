@@ -4,6 +4,8 @@
 //! everything after that treats it as if it had been stored so. Writes are converted to the stored version before they
 //! are encoded ([`Converter::for_storage`]).
 
+use super::converted::{Asking, ConvertedEntries, Found};
+use super::metrics::{self, Failure};
 use crate::outbound::{Call, Credentials, Destination, DestinationError, Outbound, until};
 use crate::registry::{View, Viewer, stored};
 use ferrite_api::custom::{ConversionWebhook, Custom};
@@ -14,7 +16,7 @@ use ferrite_json::{Value, json};
 use ferrite_store::{Change, Entry, Plain};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Upstream's timeout of its client.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -39,12 +41,52 @@ enum AnswerError {
     Metadata { index: usize, why: String },
 }
 
+impl AnswerError {
+    fn failure(&self) -> Failure {
+        match self {
+            Self::Failed(_) => Failure::Malformed,
+            Self::Count { .. } => Failure::Partial,
+            Self::Object { .. } | Self::Metadata { .. } => Failure::InvalidObject,
+        }
+    }
+}
+
 /// Converts through webhooks.
 pub(crate) struct Converter {
     outbound: Arc<Outbound>,
     viewer: Viewer,
+    converted: ConvertedEntries,
     /// By the stamp of the definition.
     known: Mutex<HashMap<String, Arc<Result<Destination, DestinationError>>>>,
+}
+
+/// Objects for one question, and where they belong.
+#[derive(Default)]
+struct Batch<'a> {
+    places: Vec<(usize, Asking<'a>)>,
+    objects: Vec<Value>,
+    bytes: usize,
+}
+
+impl<'a> Batch<'a> {
+    fn add(&mut self, at: usize, asking: Asking<'a>, object: Value, bytes: usize) {
+        self.places.push((at, asking));
+        self.objects.push(object);
+        self.bytes += bytes;
+    }
+
+    fn is_full(&self) -> bool {
+        self.objects.len() >= BATCH || self.bytes >= BATCH_BYTES
+    }
+}
+
+/// The object of an entry that is stored in another version; none of one that needs no conversion.
+fn unconverted(custom: &Custom, entry: &Entry) -> Option<Value> {
+    let mut object = ferrite_json::from_slice::<Value>(entry.plain()).ok()?;
+    custom.conversion_from(object["apiVersion"].as_str().unwrap_or_default())?;
+    custom.complete_stored(&mut object);
+    stored::set_version(&mut object, entry.modified);
+    Some(object)
 }
 
 /// Returns true if objects of a resource may need conversion by a webhook.
@@ -54,7 +96,7 @@ pub(crate) fn converts(resource: &Resource) -> bool {
 
 impl Converter {
     pub fn new(outbound: Arc<Outbound>, viewer: Viewer) -> Self {
-        Self { outbound, viewer, known: Mutex::default() }
+        Self { outbound, viewer, converted: ConvertedEntries::default(), known: Mutex::default() }
     }
 
     /// An object of one version as another one.
@@ -110,7 +152,8 @@ impl Converter {
         converted.into_iter().next().ok_or_else(|| Status::internal("nothing was converted"))
     }
 
-    /// Entries as of the version of a resource. Those that are stored in it stay as they are.
+    /// Entries as of the version of a resource. Those that are stored in it stay as they are. Entries that others have
+    /// converted, or are converting, are shared with them.
     pub async fn entries(
         self: &Arc<Self>,
         resource: &Resource,
@@ -121,34 +164,71 @@ impl Converter {
         else {
             return Ok(entries);
         };
-        let mut places = Vec::new();
-        let mut objects = Vec::new();
-        let mut bytes = 0;
-        for at in 0..entries.len() {
-            let entry = &entries[at];
-            let Ok(mut object) = ferrite_json::from_slice::<Value>(entry.plain()) else { continue };
-            if custom.conversion_from(object["apiVersion"].as_str().unwrap_or_default()).is_some() {
-                custom.complete_stored(&mut object);
-                stored::set_version(&mut object, entry.modified);
-                places.push(at);
-                bytes += entry.plain().len();
-                objects.push(object);
-            }
-            let last = at + 1 == entries.len();
-            if (last || objects.len() >= BATCH || bytes >= BATCH_BYTES) && !objects.is_empty() {
-                let converted = self.ask(resource, custom, webhook, std::mem::take(&mut objects)).await?;
-                for (place, object) in places.drain(..).zip(converted) {
-                    let entry = Entry {
-                        value: stored::encode_as_is(&object),
-                        plain: Plain::default(),
-                        ..(*entries[place]).clone()
-                    };
-                    entries[place] = Arc::new(entry);
+        let version: Arc<str> = format!("{}/{}", custom.kind.stamp, resource.version).into();
+        let mut left: Vec<usize> = (0..entries.len()).collect();
+        while !left.is_empty() {
+            let mut batch = Batch::default();
+            let mut waiting = Vec::new();
+            for at in std::mem::take(&mut left) {
+                let Some(object) = unconverted(custom, &entries[at]) else { continue };
+                match self.converted.find(&version, &entries[at]) {
+                    Found::Made(entry) => entries[at] = entry,
+                    Found::Asked(outcome) => waiting.push((at, outcome)),
+                    Found::Ask(asking) => batch.add(at, asking, object, entries[at].plain().len()),
                 }
-                bytes = 0;
+                if batch.is_full() {
+                    self.convert_batch(resource, custom, webhook, &mut entries, std::mem::take(&mut batch))
+                        .await?;
+                }
+            }
+            // The own questions come first: nobody waits for a reader that waits.
+            self.convert_batch(resource, custom, webhook, &mut entries, batch).await?;
+            for (at, outcome) in waiting {
+                match outcome.outcome().await {
+                    Some(outcome) => entries[at] = outcome?,
+                    // The other reader went away.
+                    None => left.push(at),
+                }
             }
         }
         Ok(entries)
+    }
+
+    /// Asks for the objects of a batch, and puts what they become in the place of their entries.
+    async fn convert_batch(
+        self: &Arc<Self>,
+        resource: &Resource,
+        custom: &Custom,
+        webhook: &ConversionWebhook,
+        entries: &mut [Arc<Entry>],
+        batch: Batch<'_>,
+    ) -> Result<(), Status> {
+        if batch.objects.is_empty() {
+            return Ok(());
+        }
+        match self.ask(resource, custom, webhook, batch.objects).await {
+            Ok(converted) => {
+                for ((at, asking), object) in batch.places.into_iter().zip(converted) {
+                    let entry = Arc::new(Entry {
+                        value: stored::encode_as_is(&object),
+                        plain: Plain::default(),
+                        ..(*entries[at]).clone()
+                    });
+                    asking.made(&entry);
+                    entries[at] = entry;
+                }
+                Ok(())
+            }
+            Err(status) => {
+                batch.places.into_iter().for_each(|(_, asking)| asking.failed(&status));
+                Err(status)
+            }
+        }
+    }
+
+    /// Drops converted entries that are old, for as long as it is polled.
+    pub async fn drop_old(&self) {
+        self.converted.drop_old().await;
     }
 
     /// Changes as watchers of a version see them.
@@ -190,7 +270,7 @@ impl Converter {
         made
     }
 
-    /// Asks the webhook for objects in the version of a resource.
+    /// Asks the webhook for objects in the version of a resource, and counts the call.
     async fn ask(
         self: &Arc<Self>,
         resource: &Resource,
@@ -198,6 +278,23 @@ impl Converter {
         webhook: &ConversionWebhook,
         objects: Vec<Value>,
     ) -> Result<Vec<Value>, Status> {
+        let from = objects.first().and_then(|object| object["apiVersion"].as_str()).unwrap_or_default();
+        let from = from.rsplit('/').next().unwrap_or_default().to_owned();
+        let started = Instant::now();
+        let converted = self.post(resource, custom, webhook, objects).await;
+        let failure = converted.as_ref().err().map(|(failure, _)| *failure);
+        let versions = (from.as_str(), &*resource.version);
+        metrics::converted(&custom.kind.definition, versions, failure, started.elapsed());
+        converted.map_err(|(_, status)| status)
+    }
+
+    async fn post(
+        self: &Arc<Self>,
+        resource: &Resource,
+        custom: &Custom,
+        webhook: &ConversionWebhook,
+        objects: Vec<Value>,
+    ) -> Result<Vec<Value>, (Failure, Status)> {
         let text = |object: &Value, key: &str| object[key].as_str().unwrap_or_default().to_owned();
         let first = objects.first().map(|object| (text(object, "apiVersion"), text(object, "kind")));
         let (version, kind) = first.unwrap_or_default();
@@ -207,18 +304,19 @@ impl Converter {
         let failed = |why: &dyn std::fmt::Display| {
             Status::new(500, "", format!("conversion webhook for {named} {why}"))
         };
+        let uncalled = |why: &dyn std::fmt::Display| (Failure::Call, failed(why));
         let api_version = webhook.review_versions.iter().find_map(|version| match version.as_str() {
             "v1" => Some("apiextensions.k8s.io/v1"),
             "v1beta1" => Some("apiextensions.k8s.io/v1beta1"),
             _ => None,
         });
         let Some(api_version) = api_version else {
-            return Err(failed(&"failed: it takes no version of ConversionReview that this server knows"));
+            return Err(uncalled(&"failed: it takes no version of ConversionReview that this server knows"));
         };
         let destination = self.destination(custom, webhook);
         let destination = match &*destination {
             Ok(destination) => destination,
-            Err(error) => return Err(failed(&format_args!("failed: {error}"))),
+            Err(error) => return Err(uncalled(&format_args!("failed: {error}"))),
         };
         let uid = uuid::Uuid::new_v4().to_string();
         let desired = resource.api_version();
@@ -236,14 +334,17 @@ impl Converter {
         };
         drop(question);
         let view: View = self.viewer.view(self);
-        let answered =
-            self.outbound.call(&view, call).await.map_err(|error| {
-                failed(&format_args!("failed: Post {:?}: {error}", destination.url(&query)))
-            })?;
+        let answered = self.outbound.call(&view, call).await.map_err(|error| {
+            uncalled(&format_args!("failed: Post {:?}: {error}", destination.url(&query)))
+        })?;
         if !(200..=206).contains(&answered.code) {
-            return Err(failed(&format_args!("failed: the webhook answered with status {}", answered.code)));
+            return Err(uncalled(&format_args!(
+                "failed: the webhook answered with status {}",
+                answered.code
+            )));
         }
-        check(api_version, &uid, &desired, objects, &answered.body).map_err(|error| failed(&error))
+        let checked = check(api_version, &uid, &desired, objects, &answered.body);
+        checked.map_err(|error| (error.failure(), failed(&error)))
     }
 }
 

@@ -7,6 +7,8 @@
 mod cleanup;
 mod conditions;
 mod conversion;
+mod converted;
+mod metrics;
 mod names;
 
 pub(crate) use conversion::{Converter, converts};
@@ -363,7 +365,7 @@ async fn write(
     let options = WriteOptions { field_manager: MANAGER.into(), ..WriteOptions::default() };
     let write =
         Write { resource, namespace: "", requested: name, user: &user, options: &options, copied: false };
-    let update = Update { write, name, subresource, change, replaces: false, applied: false };
+    let update = Update { write, name, subresource, change, replaces: false, applied: None };
     server.registry.update(&update).await.map(drop)
 }
 

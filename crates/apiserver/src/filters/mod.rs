@@ -202,7 +202,8 @@ impl Exchange {
         let query = Query::parse(parts.uri.query());
         let verb = verb_of(&parts.method, &route, &query);
         let table = server.registry.tables.current();
-        let kind = RequestKind::of(&parts.method, &route, verb, &table, parts.uri.query());
+        let content_type = parts.headers.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
+        let kind = RequestKind::of(&parts.method, &route, verb, &table, parts.uri.query(), content_type);
         Self {
             facts: Facts {
                 kind,

@@ -38,7 +38,7 @@ pub(super) fn after(facts: &Facts, answer: Response) -> Response {
     }
     tracing::debug!(method = %facts.method, path = facts.uri.path(), code, ?elapsed, "request");
     if kind.is_long_running() {
-        let streaming = Metrics::streaming(server, kind);
+        let streaming = Metrics::streaming(server, kind, facts.started);
         return answer.map(|body| http::held(body, streaming));
     }
     answer

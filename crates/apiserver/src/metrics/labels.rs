@@ -9,7 +9,7 @@ pub(super) struct Labels {
     pub resource: Option<ResourceName>,
     pub verb: &'static str,
     subresource: &'static str,
-    scope: &'static str,
+    pub scope: &'static str,
     pub dry_run: bool,
 }
 

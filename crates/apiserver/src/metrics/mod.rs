@@ -1,15 +1,15 @@
 //! The server's metrics, in the format and with the names of upstream.
 
 mod access;
+mod bounded;
 mod histogram;
 mod labels;
 mod process;
+mod request_kind;
 
 use crate::encode::WatchEncoder;
 use crate::filters::InFlight;
 use crate::registry::{ResourceMap, stored};
-use crate::request::{Route, Verb};
-use ::http::Method;
 use ferrite_api::resource::Resource;
 use ferrite_store::{Snapshot, Usage};
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,11 +17,15 @@ use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+use tokio::time::Instant;
 
 pub(crate) use access::{Access, AdmissionTimes};
+pub(crate) use bounded::BoundedSeries;
 use histogram::Histogram;
 pub(crate) use histogram::Timing;
 use labels::{Labels, ResourceName};
+use request_kind::ONE;
+pub(crate) use request_kind::RequestKind;
 
 pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8; escaping=underscores";
 
@@ -43,31 +47,19 @@ const BODY_BYTES: &[f64] = &{
     }
     limits
 };
-/// Verbs with a body, by the names the family of body sizes has for them.
-const BODY_VERBS: [(&str, &str); 5] = [
-    ("DELETE", "delete"),
-    ("DELETECOLLECTION", "delete_collection"),
-    ("PATCH", "patch"),
-    ("POST", "create"),
-    ("PUT", "update"),
-];
-const EVENT_BYTES: &[f64] = &[1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 32768.0, 65536.0, 131_072.0];
-
-/// The labels of a request in metrics. Only served resources appear, which bounds the number of label
-/// values.
-#[derive(Debug, Clone)]
-pub(crate) struct RequestKind {
-    resource: Option<Arc<Resource>>,
-    verb: &'static str,
-    subresource: &'static str,
-    scope: &'static str,
-    dry_run: bool,
-    mutating: bool,
-    long_running: bool,
+/// The name that the family of body sizes has for a verb with a body.
+fn body_verb(verb: &str, scope: &str) -> Option<&'static str> {
+    Some(match (verb, scope) {
+        ("DELETE", ONE) => "delete",
+        ("DELETE", _) => "delete_collection",
+        ("APPLY" | "PATCH", _) => "patch",
+        ("POST", _) => "create",
+        ("PUT", _) => "update",
+        _ => return None,
+    })
 }
 
-/// Subresources that are a stream or a connection.
-const STREAMS: [&str; 5] = ["attach", "exec", "log", "portforward", "proxy"];
+const EVENT_BYTES: &[f64] = &[1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 32768.0, 65536.0, 131_072.0];
 
 /// A number for a resource: the same for every table that has it.
 fn name_hash(resource: &Resource) -> u64 {
@@ -77,89 +69,6 @@ fn name_hash(resource: &Resource) -> u64 {
 }
 
 impl RequestKind {
-    pub fn of(
-        method: &Method,
-        route: &Route,
-        verb: Option<Verb>,
-        table: &ResourceMap,
-        query: Option<&str>,
-    ) -> Self {
-        let reads = matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS);
-        let mut kind = Self {
-            resource: None,
-            verb: if reads { "GET" } else { "POST" },
-            subresource: "",
-            scope: "",
-            dry_run: false,
-            mutating: !reads,
-            long_running: false,
-        };
-        if *route == Route::Tunnel {
-            (kind.verb, kind.long_running) = ("CONNECT", true);
-        }
-        let Route::Resource(target) = route else { return kind };
-        kind.resource = table.find(&target.group, &target.version, &target.resource).cloned();
-        if let (Some(resource), Some(asked)) = (&kind.resource, &target.subresource) {
-            kind.subresource = resource.subresources.iter().find(|s| s.name == asked).map_or("", |s| s.name);
-        }
-        let connects = STREAMS.contains(&kind.subresource);
-        kind.long_running = connects || verb == Some(Verb::Watch);
-        kind.dry_run = query.is_some_and(|q| q.contains("dryRun=All"));
-        kind.verb = match verb {
-            _ if connects && kind.subresource != "log" => "CONNECT",
-            Some(Verb::Get) => "GET",
-            Some(Verb::List) => "LIST",
-            Some(Verb::Watch) => "WATCH",
-            Some(Verb::Create) => "POST",
-            Some(Verb::Update) => "PUT",
-            Some(Verb::Patch) => "PATCH",
-            Some(Verb::Delete) => "DELETE",
-            Some(Verb::DeleteCollection) => "DELETECOLLECTION",
-            None => "other",
-        };
-        kind.scope = match (&target.name, &target.namespace) {
-            (Some(_), _) => "resource",
-            (None, Some(_)) => "namespace",
-            (None, None) => "cluster",
-        };
-        kind
-    }
-
-    /// Streams have no deadline and are not counted among those in flight.
-    pub fn is_long_running(&self) -> bool {
-        self.long_running
-    }
-
-    /// Returns true if the request is about a served resource, and is no connection.
-    pub fn is_of_resource(&self) -> bool {
-        self.resource.is_some() && self.verb != "CONNECT"
-    }
-
-    pub fn is_watch(&self) -> bool {
-        self.verb == "WATCH"
-    }
-
-    /// The resource that the request is about, if it is served.
-    pub fn resource(&self) -> Option<&Resource> {
-        self.resource.as_deref()
-    }
-
-    /// Writes have a limit of their own.
-    pub fn is_mutating(&self) -> bool {
-        self.mutating
-    }
-
-    /// The kind of a request for `path`.
-    #[cfg(test)]
-    pub fn sample(method: &str, path: &str, table: &ResourceMap) -> Self {
-        let method = Method::from_bytes(method.as_bytes()).expect("a method");
-        let (path, query) = path.split_once('?').map_or((path, None), |(p, q)| (p, Some(q)));
-        let route = crate::request::route(path);
-        let named = matches!(&route, Route::Resource(t) if t.name.is_some());
-        let verb = Verb::of(&method, named, query.is_some_and(|q| q.contains("watch=1")));
-        Self::of(&method, &route, verb, table, query)
-    }
-
     fn key(&self) -> Key {
         Key {
             resource: self.resource.as_ref().map_or(0, |resource| name_hash(resource)),
@@ -270,12 +179,15 @@ pub(crate) struct Metrics {
 pub(crate) struct Streaming {
     server: Arc<crate::server::ApiServer>,
     key: Key,
+    started: Instant,
 }
 
 impl Drop for Streaming {
     fn drop(&mut self) {
         if let Some(series) = lock(&self.server.metrics.series).get_mut(&self.key) {
             series.running = series.running.saturating_sub(1);
+            // As upstream: the duration of a stream is that of the request.
+            series.seconds.observe(self.started.elapsed().as_secs_f64());
         }
     }
 }
@@ -317,10 +229,14 @@ impl Metrics {
     }
 
     /// Counts a stream until the answer is dropped.
-    pub fn streaming(server: &Arc<crate::server::ApiServer>, kind: &RequestKind) -> Streaming {
+    pub fn streaming(
+        server: &Arc<crate::server::ApiServer>,
+        kind: &RequestKind,
+        started: Instant,
+    ) -> Streaming {
         let key = kind.key();
         lock(&server.metrics.series).entry(kind.key()).or_insert_with(|| Series::new(kind)).running += 1;
-        Streaming { server: Arc::clone(server), key }
+        Streaming { server: Arc::clone(server), key, started }
     }
 
     /// A frame sent to a watcher.
@@ -423,11 +339,9 @@ impl Metrics {
 fn put_bodies<'a>(out: &mut String, all: impl Iterator<Item = &'a Series>) {
     let mut merged: BTreeMap<(&str, &str, &str), Histogram> = BTreeMap::new();
     for series in all.filter(|s| s.bodies.count > 0) {
-        let Some((_, verb)) = BODY_VERBS.iter().find(|(verb, _)| *verb == series.labels.verb) else {
-            continue;
-        };
+        let Some(verb) = body_verb(series.labels.verb, series.labels.scope) else { continue };
         let (group, _, plural) = series.labels.names();
-        let key = (group, plural, *verb);
+        let key = (group, plural, verb);
         merged.entry(key).or_insert_with(|| Histogram::new(BODY_BYTES)).add(&series.bodies);
     }
     let name = "apiserver_request_body_size_bytes";
@@ -484,9 +398,12 @@ pub(crate) fn put_storage(out: &mut String, table: &ResourceMap, snapshot: &Snap
 
 #[cfg(test)]
 mod tests {
+    use super::request_kind::APPLY;
     use super::*;
     use crate::encode::IncludeObject;
     use crate::negotiate::PLAIN_JSON;
+    use crate::request::Verb;
+    use ::http::Method;
 
     #[test]
     fn requests_are_counted_by_what_they_are() {
@@ -562,6 +479,28 @@ mod tests {
         assert_eq!(lines(&after, ""), lines(&before, ""), "requests for no resource");
     }
 
+    #[test]
+    fn verbs_and_scopes_are_upstreams() {
+        let table = ResourceMap::new(ferrite_api::kinds::built_in());
+        let (all, pod) = ("/api/v1/namespaces/a/pods", "/api/v1/namespaces/a/pods/b");
+        for (method, path, verb, scope, body) in [
+            ("POST", all, "POST", "resource", Some("create")),
+            ("POST", "/api/v1/nodes", "POST", "resource", Some("create")),
+            ("DELETE", all, "DELETE", "namespace", Some("delete_collection")),
+            ("DELETE", pod, "DELETE", "resource", Some("delete")),
+            ("GET", all, "LIST", "namespace", None),
+            ("PATCH", pod, "PATCH", "resource", Some("patch")),
+        ] {
+            let kind = RequestKind::sample(method, path, &table);
+            assert_eq!((kind.verb, kind.scope), (verb, scope), "{method} {path}");
+            assert_eq!(body_verb(kind.verb, kind.scope), body, "{method} {path}");
+        }
+        let route = crate::request::route(pod);
+        let (method, verb) = (Method::PATCH, Some(Verb::Patch));
+        let applied = RequestKind::of(&method, &route, verb, &table, None, Some(APPLY.as_bytes()));
+        assert_eq!((applied.verb, body_verb(applied.verb, applied.scope)), ("APPLY", Some("patch")));
+    }
+
     /// A definition that is replaced or removed must be freed, though requests for it were counted.
     #[test]
     fn metrics_do_not_hold_resources() {
@@ -582,7 +521,7 @@ mod tests {
         let rows = [
             ("GET", "/api/v1/pods".to_owned(), "LIST", false),
             ("GET", "/api/v1/pods?watch=1".to_owned(), "WATCH", true),
-            ("GET", format!("{pod}/log"), "GET", true),
+            ("GET", format!("{pod}/log"), "CONNECT", true),
             ("POST", format!("{pod}/exec"), "CONNECT", true),
             ("PUT", format!("{pod}/status"), "PUT", false),
             ("GET", "/nonsense".to_owned(), "GET", false),

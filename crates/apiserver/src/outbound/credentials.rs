@@ -1,24 +1,33 @@
 //! The server's credentials for webhooks: users of a kubeconfig, by the names of the servers.
 
+use super::token_file::TokenFile;
 use ::http::HeaderValue;
 use base64::Engine;
 use ferrite_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+/// A token for one server.
+#[derive(Clone, PartialEq, Eq, Hash)]
+enum Token {
+    Given(String),
+    File(TokenFile),
+}
+
 /// Credentials for one server; empty ones are none.
 #[derive(Clone, Default, PartialEq, Eq, Hash)]
 pub(super) struct Credential {
-    token: Option<String>,
+    token: Option<Token>,
     basic: Option<(String, String)>,
     /// Certificate and key, as PEM.
     pub identity: Option<(String, String)>,
 }
 
 impl Credential {
-    pub fn authorization(&self) -> Option<HeaderValue> {
+    pub async fn authorization(&self) -> Option<HeaderValue> {
         let text = match (&self.token, &self.basic) {
-            (Some(token), _) => format!("Bearer {token}"),
+            (Some(Token::Given(token)), _) => format!("Bearer {token}"),
+            (Some(Token::File(file)), _) => format!("Bearer {}", file.token().await),
             (None, Some((user, password))) => {
                 let both = format!("{user}:{password}");
                 format!("Basic {}", base64::engine::general_purpose::STANDARD.encode(both))
@@ -59,7 +68,7 @@ pub(crate) enum CredentialsError {
 /// A kubeconfig is a few pages; a larger file is something else.
 const MAX_BYTES: u64 = 1 << 20;
 
-fn read(path: &Path) -> Result<String, CredentialsError> {
+pub(super) fn read(path: &Path) -> Result<String, CredentialsError> {
     let failed = |source| CredentialsError::Read { path: path.to_owned(), source };
     if std::fs::metadata(path).map_err(failed)?.len() > MAX_BYTES {
         return Err(failed(std::io::Error::other("it is too large")));
@@ -146,8 +155,10 @@ fn credential(name: &str, user: &Value, base: &Path) -> Result<Credential, Crede
         None => file(key),
     };
     let token = match text("token") {
-        Some(token) => Some(token.to_owned()),
-        None => file("tokenFile")?.map(|token| token.trim().to_owned()),
+        Some(token) => Some(Token::Given(token.to_owned())),
+        None => {
+            text("tokenFile").map(|path| TokenFile::open(base.join(path)).map(Token::File)).transpose()?
+        }
     };
     let certificate = data("client-certificate", "client-certificate-data")?;
     let key = data("client-key", "client-key-data")?;
@@ -168,8 +179,8 @@ mod tests {
     use super::*;
     use ferrite_json::json;
 
-    #[test]
-    fn users_are_found_by_the_name_of_the_server() {
+    #[tokio::test]
+    async fn users_are_found_by_the_name_of_the_server() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("kubeconfig");
         std::fs::write(dir.path().join("token"), "from-file\n").expect("a file");
@@ -193,10 +204,10 @@ mod tests {
             ("x.y.example", 443, "Basic dTpw"),
             ("elsewhere", 443, "Bearer any"),
         ] {
-            let value = credentials.of(host, port).authorization().expect("a header");
+            let value = credentials.of(host, port).authorization().await.expect("a header");
             assert_eq!(value.to_str().expect("text"), expected, "{host}:{port}");
         }
-        assert!(Credentials::default().of("a", 443).authorization().is_none());
+        assert!(Credentials::default().of("a", 443).authorization().await.is_none());
     }
 
     #[test]

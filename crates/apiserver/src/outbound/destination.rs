@@ -37,6 +37,8 @@ pub(super) struct Shared {
     pub server_name: rustls_pki_types::ServerName<'static>,
     pub tls: Arc<rustls::ClientConfig>,
     pub credentials: Credential,
+    /// The room for its answers.
+    pub share: Arc<tokio::sync::Semaphore>,
     /// Tells connections apart that must not be shared: another authority, or other credentials.
     identity: u64,
 }
@@ -100,6 +102,7 @@ impl Destination {
             server_name,
             tls: Arc::new(tls),
             credentials: credential,
+            share: super::share(),
         };
         Ok(Self { shared: Arc::new(shared) })
     }

@@ -9,6 +9,7 @@ mod connection;
 mod credentials;
 mod destination;
 mod resolve;
+mod token_file;
 mod trust;
 
 pub(crate) use credentials::Credentials;
@@ -22,11 +23,14 @@ use connection::{Connections, Origin, Sender};
 use http_body_util::{BodyExt, Full};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
 /// All answers that are being read may take this much together, beside the first [`FREE`] bytes of each.
 const BUDGET: usize = 128 << 20;
+/// The part of it that answers of one destination may take: others have room even if it never finishes its answers. The
+/// largest answer of a call fits.
+const SHARE: usize = 32 << 20;
 const FREE: usize = 64 << 10;
 const KIB: usize = 1 << 10;
 
@@ -118,7 +122,7 @@ impl Outbound {
         let mut last = None;
         for address in addresses {
             let origin = Origin { destination: Arc::clone(&call.destination.shared), address };
-            // A connection that was kept may have ended since. Then the request is sent once more, on a new one.
+            // A connection that was kept may have ended since. Then the request is sent on a new one.
             for fresh in [false, true] {
                 let sender = match self.connections.get(view, &origin, fresh).await {
                     Ok(sender) => sender,
@@ -129,7 +133,7 @@ impl Outbound {
                 };
                 let kept = sender.was_kept;
                 match self.exchange(&origin, sender, method, &call).await {
-                    Err(CallError::Http(error)) if kept && is_stale(&error) => continue,
+                    Err(CallError::Http(error)) if kept && is_stale(method, &error) => continue,
                     other => return other,
                 }
             }
@@ -144,10 +148,11 @@ impl Outbound {
         method: &Method,
         call: &Call<'_>,
     ) -> Result<Answered, CallError> {
-        let request = self.request(&sender, method, call)?;
+        let authorization = call.destination.shared.credentials.authorization().await;
+        let request = self.request(&sender, method, call, authorization)?;
         let response = sender.send(request).await?;
         let code = response.status().as_u16();
-        let body = self.read(response.into_body(), call.limit).await?;
+        let body = self.read(response.into_body(), call).await?;
         self.connections.put_back(origin, sender);
         Ok(Answered { code, body })
     }
@@ -157,6 +162,7 @@ impl Outbound {
         sender: &Sender,
         method: &Method,
         call: &Call<'_>,
+        authorization: Option<HeaderValue>,
     ) -> Result<Request<Full<Bytes>>, CallError> {
         let bad = |error: &dyn std::fmt::Display| CallError::Destination(error.to_string());
         let destination = &call.destination.shared;
@@ -178,13 +184,14 @@ impl Outbound {
         if !sender.is_shared() {
             headers.insert(header::HOST, HeaderValue::from_str(&destination.authority).map_err(|e| bad(&e))?);
         }
-        if let Some(authorization) = destination.credentials.authorization() {
+        if let Some(authorization) = authorization {
             headers.insert(header::AUTHORIZATION, authorization);
         }
         Ok(request)
     }
 
-    async fn read(&self, mut body: hyper::body::Incoming, limit: usize) -> Result<Bytes, CallError> {
+    async fn read(&self, mut body: hyper::body::Incoming, call: &Call<'_>) -> Result<Bytes, CallError> {
+        let limit = call.limit;
         let mut read = BytesMut::new();
         let mut held = Vec::new();
         let mut paid = FREE;
@@ -194,9 +201,9 @@ impl Outbound {
                 return Err(CallError::TooLarge(limit));
             }
             while read.len() + data.len() > paid {
-                let permits = u32::try_from(FREE / KIB).unwrap_or(u32::MAX);
-                let permit = Arc::clone(&self.budget).try_acquire_many_owned(permits);
-                held.push(permit.map_err(|_| CallError::Busy)?);
+                for budget in [&call.destination.shared.share, &self.budget] {
+                    held.push(take(budget)?);
+                }
                 paid += FREE;
             }
             read.extend_from_slice(&data);
@@ -218,12 +225,40 @@ fn in_go_words(error: &std::io::Error) -> String {
     letters.next().map_or_else(String::new, |first| first.to_lowercase().chain(letters).collect())
 }
 
-/// Returns true if a kept connection ended before the other side can have seen the request.
-fn is_stale(error: &hyper::Error) -> bool {
-    error.is_canceled() || error.is_closed() || error.is_incomplete_message()
+/// The room that the answers of one destination may take together.
+fn share() -> Arc<Semaphore> {
+    Arc::new(Semaphore::new(SHARE / KIB))
+}
+
+/// Takes the room for the next [`FREE`] bytes of an answer.
+fn take(budget: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, CallError> {
+    let permits = u32::try_from(FREE / KIB).unwrap_or(u32::MAX);
+    Arc::clone(budget).try_acquire_many_owned(permits).map_err(|_| CallError::Busy)
+}
+
+/// Returns true if a kept connection ended before the other side can have seen the request, or if seeing it twice does no
+/// harm: a webhook is not called twice for one request.
+fn is_stale(method: &Method, error: &hyper::Error) -> bool {
+    error.is_canceled() || error.is_closed() || (*method == Method::GET && error.is_incomplete_message())
 }
 
 /// The deadline of a call that may take `timeout`.
 pub(crate) fn until(timeout: Duration) -> Instant {
     Instant::now() + timeout
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_destination_leaves_room_for_others() {
+        let (all, first, second) = (Arc::new(Semaphore::new(BUDGET / KIB)), share(), share());
+        let mut held = Vec::new();
+        while let (Ok(own), Ok(common)) = (take(&first), take(&all)) {
+            held.push((own, common));
+        }
+        assert_eq!(held.len(), SHARE / FREE);
+        assert!(take(&second).is_ok() && take(&all).is_ok());
+    }
 }

@@ -108,13 +108,14 @@ fn own_finalizers(resource: &Resource, object: &Value) -> FieldErrors {
     }
 }
 
-/// The errors of a change. As upstream: the server validates metadata and so does the kind, and both
+/// The errors of a change, and the warnings that its validation finds. As upstream: the server validates metadata and so does the kind, and both
 /// report.
 pub(super) fn of_change(
     resource: &Resource,
     subresource: Option<&str>,
     new: &Value,
     old: &Value,
+    warnings: &mut Vec<String>,
 ) -> FieldErrors {
     let strategy = &resource.strategy;
     let metadata = || validate_metadata(new, resource.is_namespaced(), |name| strategy.validate_name(name));
@@ -135,7 +136,7 @@ pub(super) fn of_change(
         errors.extend(own_finalizers(resource, new));
     }
     errors.extend(match subresource {
-        None => strategy.validate_update(new, old),
+        None => strategy.validate_change(new, old, warnings),
         Some("status") => strategy.validate_status_update(new, old),
         Some(subresource) => strategy.validate_subresource_update(subresource, new, old),
     });

@@ -384,7 +384,7 @@ impl Registry {
 
     /// Drops decoded objects that no request needs, for as long as it is polled.
     pub async fn drop_unused(&self) {
-        self.decoded.drop_unused().await;
+        tokio::join!(self.decoded.drop_unused(), self.converter.drop_old());
     }
 
     /// Drops the records of a resource that is not served any more.

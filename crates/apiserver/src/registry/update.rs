@@ -8,7 +8,7 @@ use crate::admission::{Attributes, Operation};
 use crate::auth::{
     Grant, check_claim_status, check_escalation, check_param_access, check_pod_certificate_status, settled,
 };
-use crate::managed;
+use crate::managed::{Conversions, Recorded};
 use ferrite_api::field::{FieldError, Path};
 use ferrite_api::resource::Resource;
 use ferrite_api::{Status, meta};
@@ -16,6 +16,7 @@ use ferrite_component::steps::Timer;
 use ferrite_json::Value;
 use ferrite_store::{Compare, Entry, Op, Outcome, Txn};
 use jiff::Timestamp;
+use std::cell::RefCell;
 use std::sync::Arc;
 
 /// Makes the new object from the stored one. Called again when another writer was faster.
@@ -30,8 +31,8 @@ pub(crate) struct Update<'a> {
     pub change: Change<'a>,
     /// The client has sent the whole object: its UID is a precondition, where a patch may not change it.
     pub replaces: bool,
-    /// The change has already brought managedFields up to date (server-side apply).
-    pub applied: bool,
+    /// The change has already brought managedFields up to date (server-side apply), with these conversions.
+    pub applied: Option<&'a Conversions<'a>>,
 }
 
 /// An update is tried again this often when others write the same object.
@@ -91,7 +92,10 @@ impl Registry {
             let shown = self.converter.entry(resource, &entry).await?;
             let old = self.recent.take_or_decode(resource, &key, &shown);
             let old = old.ok_or_else(|| unreadable(resource, update.name))?;
-            let mut new = (update.change)(&old)?;
+            let mut new = match update.applied {
+                None => (update.change)(&old)?,
+                Some(all) => Box::pin(all.settle(&self.converter, || (update.change)(&old))).await??,
+            };
             self.check_preconditions(update, &new, &old)?;
             let attributes = self.update_attributes(update, &old);
             let allocation = self.prepare(update, &view, &attributes, &mut new, &old).await?;
@@ -117,8 +121,8 @@ impl Registry {
                 Op::Put { key: key.clone(), value: encoded.value.clone(), lease: entry.lease }
             };
             let mut txn = Txn::default().when(Compare::ModifiedAt(key.clone(), entry.modified)).then(op);
-            let is_renewal = resource.group == "coordination.k8s.io" && is_renewal(&new, &old);
-            if is_renewal {
+            let is_heartbeat = update.subresource.is_none() && resource.strategy.is_heartbeat(&new, &old);
+            if is_heartbeat {
                 txn = txn.relaxed();
             }
             let admitted = timer.elapsed();
@@ -132,7 +136,7 @@ impl Registry {
                 let charged = charges.onto(txn);
                 if let Outcome::Committed { revision } = self.commit(resource, "update", charged).await? {
                     allocation.keep();
-                    if !is_renewal {
+                    if !is_heartbeat {
                         let (verb, name) = (verb_of(update.subresource), update.name);
                         let uid = meta::uid(&new);
                         self.record(&update.write, WriteStep { verb, name, uid, timer, admitted, revision });
@@ -243,11 +247,13 @@ impl Registry {
         metadata::keep_identity(new, old);
         let warnings = &update.write.options.warnings;
         metadata::merge_owners(new, warnings, metadata::OWNERS_GIVEN);
-        if !update.applied && update.subresource != Some("binding") {
+        if update.applied.is_none() && update.subresource != Some("binding") {
             if forgets_managers {
                 meta::metadata_mut(new).insert("managedFields", Value::Array(Vec::new()));
             }
-            managed::on_write(resource, Some(old), new, update.write.options, update.subresource, now);
+            let (options, subresource) = (update.write.options, update.subresource);
+            let recorded = Recorded { resource, options, subresource, now };
+            Box::pin(recorded.on_update(&self.converter, old, new)).await;
         }
         let prepare = |new: &mut Value| match update.subresource {
             None => {
@@ -286,9 +292,14 @@ impl Registry {
         if !matches!(update.subresource, Some("status" | "binding")) {
             metadata::bump_generation(resource, new, old);
         }
-        let change = |new: &Value| checks::of_change(resource, update.subresource, new, old);
-        let mut errors = sent.errors(new, change);
-        if !update.replaces && !update.applied && update.subresource.is_none() {
+        let (mut errors, of_validation) = {
+            let told = RefCell::new(Vec::new());
+            let change = |new: &Value| {
+                checks::of_change(resource, update.subresource, new, old, &mut told.borrow_mut())
+            };
+            (sent.errors(new, change), told.into_inner())
+        };
+        if !update.replaces && update.applied.is_none() && update.subresource.is_none() {
             let mut of_patch = strategy.validate_patch(new);
             of_patch.retain(|error| !errors.iter().any(|other| other.path == error.path));
             errors.extend(of_patch);
@@ -318,7 +329,7 @@ impl Registry {
                 return Err(metadata::invalid(resource, update.name, &[error]));
             }
             let told = strategy.warnings_on_update(new, old).into_iter();
-            told.chain(self.inert_warning(resource)).for_each(|w| warnings.add(w));
+            told.chain(of_validation).chain(self.inert_warning(resource)).for_each(|w| warnings.add(w));
         }
         self.admission.validate(view, attributes, Some(new)).await?;
         Ok(allocation)
@@ -386,15 +397,6 @@ fn same_but(new: &Value, old: &Value, ignored: &str, same: impl Fn(&str, &Value,
             .iter()
             .filter(|(key, _)| *key != ignored)
             .all(|(key, new)| old.get(key).is_some_and(|old| same(key, new, old)))
-}
-
-/// True if the Lease keeps its holder: a heartbeat that is repeated within seconds and need not cost a disk
-/// write of its own. A Lease that changes hands is durable, or two could believe that they hold it after a
-/// crash.
-fn is_renewal(new: &Value, old: &Value) -> bool {
-    let holder = "/spec/holderIdentity";
-    new.pointer("/kind").and_then(Value::as_str) == Some("Lease")
-        && new.pointer(holder) == old.pointer(holder)
 }
 
 #[cfg(test)]

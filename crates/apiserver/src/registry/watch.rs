@@ -169,11 +169,15 @@ impl WatchStream {
 
     /// A bookmark for the present position, or an event before it.
     pub fn bookmark(&mut self) -> Option<WatchEvent> {
-        // `next` sends changes that must be converted first.
-        if !self.ready.is_empty() || self.initial.is_some() || crate::extensions::converts(&self.resource) {
+        if !self.ready.is_empty() || self.initial.is_some() || !self.unconverted.1.is_empty() {
             return None;
         }
         match self.watch.ready() {
+            // `next` converts them and sends them.
+            Ok(changes) if !changes.is_empty() && crate::extensions::converts(&self.resource) => {
+                self.unconverted.1 = changes;
+                return None;
+            }
             Ok(changes) => self.extend(changes),
             Err(end) => return Some(self.end(&end)),
         }

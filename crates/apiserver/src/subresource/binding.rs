@@ -131,7 +131,7 @@ async fn bind(call: &Call, name: &str, binding: &Value, options: &WriteOptions) 
         subresource: Some("binding"),
         change: &change,
         replaces: false,
-        applied: false,
+        applied: None,
     };
     call.server.registry.update(&update).await?;
     let status =

@@ -197,7 +197,7 @@ async fn take(call: &Call, budget: &Value, dry_run: bool) -> Result<(), Status> 
         subresource: Some("status"),
         change: &change,
         replaces: false,
-        applied: false,
+        applied: None,
     };
     registry.update(&update).await.map(drop)
 }
@@ -241,13 +241,15 @@ async fn mark(call: &Call, delete: DeleteOptions) -> Result<DeleteOptions, Statu
     };
     let user = User::new("system:apiserver", ["system:masters"]);
     let options = WriteOptions { dry_run: delete.dry_run, within: true, ..WriteOptions::default() };
+    // As an apply, it leaves the managers of fields alone.
+    let conversions = crate::managed::Conversions::new(&call.resource);
     let update = Update {
         write: Write { user: &user, ..call.write(&options) },
         name: call.name(),
         subresource: Some("status"),
         change: &change,
         replaces: false,
-        applied: true,
+        applied: Some(&conversions),
     };
     let marked = call.server.registry.update(&update).await?;
     let pinned = delete.resource_version.is_some() && !delete.dry_run;

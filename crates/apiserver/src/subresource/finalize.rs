@@ -35,7 +35,7 @@ pub(super) async fn handle(call: &mut Call) -> Result<Response, Status> {
         subresource: Some("finalize"),
         change: &change,
         replaces: true,
-        applied: false,
+        applied: None,
     };
     let result = call.server.registry.update(&update).await?;
     encode::written(200, &call.resource, &result, call.representation, call.include_object()?)

@@ -98,8 +98,10 @@ async fn apply(call: &mut Call) -> Result<Response, Status> {
     if let Some(replicas) = scale.pointer("/spec/replicas") {
         put(&mut config, path, replicas.clone());
     }
+    let conversions = crate::managed::Conversions::new(&call.resource);
     let change = |old: &Value| {
-        let mut new = crate::managed::apply(&call.resource, Some(old), &config, &options, Some("scale"))?;
+        let mut new =
+            crate::managed::apply(&call.resource, Some(old), &config, &options, Some("scale"), &conversions)?;
         // As upstream: replicas that nobody applies any more are none.
         if at(&new, path).is_none() {
             put(&mut new, path, 0.into());
@@ -113,7 +115,7 @@ async fn apply(call: &mut Call) -> Result<Response, Status> {
         subresource: Some("scale"),
         change: &change,
         replaces: false,
-        applied: true,
+        applied: Some(&conversions),
     };
     let result = call.server.registry.update(&update).await?;
     answer(call, &result.object(&call.resource))

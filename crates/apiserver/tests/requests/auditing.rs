@@ -204,9 +204,11 @@ async fn users_are_told_also_those_that_are_impersonated_or_refused() {
 #[tokio::test]
 async fn admission_annotates_events() {
     let audited = Audited::start("omitStages: [RequestReceived]\nrules: [{level: Request}]").await;
-    let hook =
-        HookServer::start(|seen| patch(seen, &json!([{"op": "add", "path": "/data/first", "value": "yes"}])))
-            .await;
+    let hook = HookServer::start(|seen| match seen.body.pointer("/request/name") {
+        Some(name) if *name == "refused" => deny(seen, "no"),
+        _ => patch(seen, &json!([{"op": "add", "path": "/data/first", "value": "yes"}])),
+    })
+    .await;
     let configuration = json!({
         "apiVersion": "admissionregistration.k8s.io/v1", "kind": "MutatingWebhookConfiguration",
         "metadata": {"name": "m"},
@@ -226,6 +228,11 @@ async fn admission_annotates_events() {
     );
     let patch = annotations["patch.webhook.admission.k8s.io/round_0_index_0"].as_str().unwrap_or_default();
     assert!(patch.contains("\"/data/first\"") && patch.contains("JSONPatch"), "{annotations}");
+    assert_eq!(audited.post("stopped", MAPS, &config_map("refused", json!({}))).await.code, 403);
+    assert_eq!(
+        audited.events("stopped").remove(0)["annotations"]["mutation.webhook.admission.k8s.io/round_0_index_0"],
+        "{\"configuration\":\"m\",\"webhook\":\"m.example.com\",\"mutated\":false}"
+    );
 
     let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "strict",
         "labels": {"pod-security.kubernetes.io/audit": "restricted"}}});

@@ -112,6 +112,14 @@ async fn every_verb_shows_the_version_that_was_asked_for() {
         (&json!("ConversionReview"), &json!("apiextensions.k8s.io/v1"))
     );
     assert_eq!(asked["request"]["desiredAPIVersion"], "example.com/v2");
+    let metrics = world.get("/metrics").await;
+    let metrics = String::from_utf8_lossy(&metrics.bytes).into_owned();
+    for series in [
+        r#"apiserver_conversion_webhook_duration_seconds_count{failure_type="",result="success"}"#,
+        r#"apiserver_crd_conversion_webhook_duration_seconds_count{crd_name="endpoints.example.com",from_version="v1",succeeded="true",to_version="v2"}"#,
+    ] {
+        assert!(metrics.contains(series), "{series}");
+    }
     // Updates, patches, and parts of the object.
     let patched = world.patch("merge", &format!("{V2}/a"), &json!({"port": "81"})).await;
     assert_eq!((patched.code, patched.at("/port")), (200, "81".into()), "{}", patched.json());
@@ -356,4 +364,92 @@ async fn parameters_of_policies_are_converted() {
         assert_eq!(created.code, 201, "{}", created.json());
         assert_eq!(world.delete(&format!("{bindings}/p")).await.code, 200);
     }
+}
+
+/// The fields of a manager in the version in which it wrote them.
+fn owned_by<'o>(object: &'o Value, manager: &str) -> Option<(&'o str, &'o Value)> {
+    let entries = object.pointer("/metadata/managedFields")?.as_array()?;
+    let entry = entries.iter().find(|entry| entry["manager"] == *manager)?;
+    Some((entry["apiVersion"].as_str()?, &entry["fieldsV1"]))
+}
+
+#[tokio::test]
+async fn managers_of_two_versions_lose_what_the_other_changes() {
+    let (world, hook) = (World::start().await, HookServer::start(convert).await);
+    serve(&world, &definition(hook.config("/convert"), "v1")).await;
+    let mut made = v1("a", "one:1");
+    made["metadata"]["labels"] = json!({"kept": "yes"});
+    assert_eq!(world.post(&format!("{V1}?fieldManager=maker"), &made).await.code, 201);
+    let path = format!("{V2}/a?fieldManager=changer");
+    let changed = world.patch("merge", &path, &json!({"port": "2"})).await;
+    assert_eq!(changed.code, 200, "{}", changed.json());
+    let changed = changed.json();
+    assert_eq!(owned_by(&changed, "changer"), Some(("example.com/v2", &json!({"f:port": {}}))));
+    let labels = json!({"f:metadata": {"f:labels": {".": {}, "f:kept": {}}}});
+    assert_eq!(owned_by(&changed, "maker"), Some(("example.com/v1", &labels)));
+}
+
+#[tokio::test]
+async fn applies_of_two_versions_conflict() {
+    let (world, hook) = (World::start().await, HookServer::start(convert).await);
+    serve(&world, &definition(hook.config("/convert"), "v1")).await;
+    let by =
+        |base: &str, manager: &str, force: bool| format!("{base}/a?fieldManager={manager}&force={force}");
+    assert_eq!(world.patch("apply", &by(V1, "first", false), &v1("a", "one:1")).await.code, 201);
+    let second = v2("a", "one", "2");
+    let refused = world.patch("apply", &by(V2, "second", false), &second).await;
+    assert_eq!(refused.code, 409, "{}", refused.json());
+    let cause = refused.at("/details/causes/0");
+    assert_eq!(
+        (&cause["field"], &cause["message"]),
+        (&json!(".hostPort"), &json!(r#"conflict with "first""#))
+    );
+    let forced = world.patch("apply", &by(V2, "second", true), &second).await;
+    assert_eq!((forced.code, forced.at("/port")), (200, "2".into()), "{}", forced.json());
+    let forced = forced.json();
+    assert_eq!(owned_by(&forced, "first"), None);
+    assert_eq!(owned_by(&forced, "second"), Some(("example.com/v2", &json!({"f:host": {}, "f:port": {}}))));
+    // The same manager goes on in the other version; what it applied is compared there.
+    let again = world.patch("apply", &by(V1, "second", false), &v1("a", "three:3")).await;
+    assert_eq!((again.code, again.at("/hostPort")), (200, "three:3".into()), "{}", again.json());
+    assert_eq!(owned_by(&again.json(), "second"), Some(("example.com/v1", &json!({"f:hostPort": {}}))));
+}
+
+/// The next event of a watch.
+async fn next_event(body: &mut ferrite_apiserver::Body) -> Value {
+    let mut line = Vec::new();
+    while !line.ends_with(b"\n") {
+        let frame = body.frame().await.expect("the watch goes on").expect("a frame");
+        line.extend_from_slice(&frame.into_data().unwrap_or_default());
+    }
+    ferrite_json::from_slice(&line).expect("an event")
+}
+
+#[tokio::test]
+async fn readers_share_what_was_converted() {
+    let (world, hook) = (World::start().await, HookServer::start(convert).await);
+    serve(&world, &definition(hook.config("/convert"), "v1")).await;
+    let path = format!("{V2}?watch=1&resourceVersion={}", world.version().await);
+    let (mut first, mut second) = (world.open(&path).await.into_body(), world.open(&path).await.into_body());
+    assert_eq!(world.post(V1, &v1("a", "one:1")).await.code, 201);
+    let (first, second) = tokio::join!(next_event(&mut first), next_event(&mut second));
+    for event in [first, second] {
+        assert_eq!((&event["type"], &event["object"]["host"]), (&json!("ADDED"), &json!("one")));
+    }
+    assert_eq!(world.get(&format!("{V2}/a")).await.at("/port"), "1");
+    assert_eq!(world.get(V2).await.at("/items/0/port"), "1");
+    assert_eq!(hook.seen("/convert").len(), 1);
+    assert_eq!(world.patch("merge", &format!("{V1}/a"), &json!({"hostPort": "two:2"})).await.code, 200);
+    assert_eq!(world.get(&format!("{V2}/a")).await.at("/host"), "two", "another state is converted anew");
+}
+
+#[tokio::test]
+async fn watches_of_converted_kinds_have_bookmarks() {
+    let (world, hook) = (World::start().await, HookServer::start(convert).await);
+    serve(&world, &definition(hook.config("/convert"), "v1")).await;
+    let version = world.version().await;
+    tokio::time::pause();
+    let path = format!("{V2}?watch=1&allowWatchBookmarks=true&resourceVersion={version}");
+    let mut watch = world.open(&path).await.into_body();
+    assert_eq!(next_event(&mut watch).await["type"], "BOOKMARK");
 }

@@ -219,14 +219,14 @@ async fn a_file_is_followed_and_a_bad_one_leaves_everything_as_it_was() {
         .expect("a file");
     let world = World::start_believing(JwtAuthentication::of_file(&file, &[]).expect("valid")).await;
     assert_eq!(world.without_credentials("/livez").await, 200);
-    assert_eq!(world.without_credentials("/readyz").await, 401);
+    assert_eq!(world.without_credentials("/version").await, 401);
 
     let token = own.sign(&claims(&issuer.url())).expect("a token");
     assert_eq!(name(&world, &token).await, Err(401));
     std::fs::write(&file, issuer.configuration("")).expect("a file");
     eventually(&world, &token, Ok("x:jane")).await;
     // The file says nothing of anonymous requests any more.
-    assert_eq!(world.without_credentials("/readyz").await, 200);
+    assert_eq!(world.without_credentials("/version").await, 200);
 
     // Half a file, and one whose issuer does not answer.
     std::fs::write(&file, &issuer.configuration("")[..200]).expect("a file");

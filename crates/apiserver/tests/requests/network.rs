@@ -95,7 +95,7 @@ async fn a_connection_serves_one_request_after_another() {
     let stream = TokioIo::new(network.connect("http/1.1").await);
     let (mut sender, connection) = hyper::client::conn::http1::handshake(stream).await.expect("a handshake");
     tokio::spawn(connection);
-    for path in ["/version", "/readyz", MAPS] {
+    for path in ["/version", "/livez", MAPS] {
         let mut request = network.get(path);
         request.headers_mut().insert("host", "localhost".parse().expect("a header"));
         let answer = sender.send_request(request).await.expect("an answer");

@@ -211,6 +211,9 @@ async fn conditions_and_selectors_narrow_what_a_policy_is_about() {
     assert_eq!(denied(&wrong), error);
     // An unmet condition counts more than the error of another.
     create(&world, MAPS, &labelled("skip-wrong", "y")).await;
+    let metrics = String::from_utf8_lossy(&world.get("/metrics").await.bytes).into_owned();
+    let series = r#"apiserver_admission_match_condition_evaluation_seconds_count{kind="policy",name="p",operation="CREATE",type="validate"}"#;
+    assert!(metrics.contains(series), "{series}");
 }
 
 #[tokio::test]

@@ -132,6 +132,10 @@ async fn documents_tell_what_is_served() {
         let reply = world.get(path).await;
         assert_eq!((reply.code, reply.at(pointer)), (200, value), "{path}");
     }
+    // The server is ready when it has stored the APIServices of its own groups.
+    while world.get("/readyz").await.code != 200 {
+        tokio::task::yield_now().await;
+    }
     assert_eq!(world.get("/readyz").await.bytes, "ok");
     assert_eq!(world.get("/readyz/bogus").await.code, 404);
     let tag = world.get("/openapi/v3/apis/apps/v1").await.header("etag").to_owned();

@@ -235,7 +235,7 @@ async fn not_every_path_takes_every_method() {
         ("DELETE", "/api/v1", 405),
         ("POST", "/version", 405),
         ("GET", "/version", 200),
-        ("POST", "/healthz", 200),
+        ("POST", "/livez", 200),
     ];
     for (method, path, code) in rows {
         let json = [("content-type", "application/merge-patch+json")];

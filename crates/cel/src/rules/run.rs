@@ -1,6 +1,7 @@
 //! Running rules against an object.
 
 use ferrite_json::Value as Json;
+use std::collections::HashMap;
 
 use super::compile::CompiledRule;
 use super::error::{BadValue, FieldError, FieldErrorKind};
@@ -111,6 +112,44 @@ struct Run<'a> {
     outcome: Outcome,
 }
 
+/// The items of a list by the values of their keys. A search through the list for each item would take time that no
+/// budget counts.
+struct ByKey<'a> {
+    keys: &'a [String],
+    items: HashMap<Vec<Option<String>>, &'a Json>,
+}
+
+impl<'a> ByKey<'a> {
+    fn new(keys: &'a [String], items: &'a [Json]) -> Self {
+        let mut by_key = Self { keys, items: HashMap::with_capacity(items.len()) };
+        for item in items {
+            let values = by_key.values(item);
+            // The first of several items with the same keys counts.
+            by_key.items.entry(values).or_insert(item);
+        }
+        by_key
+    }
+
+    fn values(&self, item: &Json) -> Vec<Option<String>> {
+        self.keys.iter().map(|key| item.get(key.as_str()).map(text)).collect()
+    }
+
+    fn get(&self, item: &Json) -> Option<&'a Json> {
+        if self.items.is_empty() {
+            return None;
+        }
+        self.items.get(&self.values(item)).copied()
+    }
+}
+
+/// A text that is the same for equal values: an integer may be written as a fraction.
+fn text(value: &Json) -> String {
+    match value.as_f64().filter(|_| value.as_i64().is_none()) {
+        Some(number) if number.fract() == 0.0 && number.abs() < 9e15 => (number as i64).to_string(),
+        _ => value.to_string(),
+    }
+}
+
 /// The validation ends: the budget is used up or a limit was hit.
 struct Stop;
 
@@ -156,11 +195,9 @@ impl<'a> Run<'a> {
         let (Some(node), Some(schema)) = (&place.node.items, &place.schema.items) else { return true };
         let correlated = place.schema.list_type == ListType::Map;
         let old_items = old.and_then(Json::as_array).filter(|_| correlated).map_or(&[][..], Vec::as_slice);
+        let old_by_key = ByKey::new(&place.schema.list_map_keys, old_items);
         items.iter().enumerate().all(|(at, item)| {
-            let same = |other: &&Json| {
-                place.schema.list_map_keys.iter().all(|key| item.get(key.as_str()) == other.get(key.as_str()))
-            };
-            let old = old_items.iter().find(same);
+            let old = old_by_key.get(item);
             let path = format!("{path}[{at}]");
             let changes = changes.item(item, old, correlated && old.is_some());
             self.node(Place { node, schema, self_schema: schema }, &path, item, old, changes)
@@ -388,5 +425,33 @@ fn type_name(schema: &Schema) -> &'static str {
         Kind::Number => "number",
         Kind::Integer => "integer",
         Kind::Boolean => "boolean",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ferrite_json::json;
+
+    #[test]
+    fn items_are_found_by_the_values_of_their_keys() {
+        let keys = ["name".to_owned(), "port".to_owned()];
+        let items = [
+            json!({"name": "a", "port": 1, "v": 1}),
+            json!({"name": "a", "port": 1, "v": 2}),
+            json!({"name": "1", "port": null}),
+            json!({"port": 2}),
+        ];
+        let by_key = ByKey::new(&keys, &items);
+        for (item, found) in [
+            (json!({"name": "a", "port": 1}), Some(0)),
+            (json!({"name": "a", "port": 1.0}), Some(0)),
+            (json!({"name": "a", "port": "1"}), None),
+            (json!({"name": 1, "port": null}), None),
+            (json!({"name": "1"}), None),
+            (json!({"port": 2}), Some(3)),
+        ] {
+            assert_eq!(by_key.get(&item), found.map(|at: usize| &items[at]), "{item}");
+        }
     }
 }

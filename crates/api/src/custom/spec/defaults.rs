@@ -53,7 +53,7 @@ fn check(default: &Value, openapi: &Value, schema: &Schema, path: &Path) -> Fiel
     if errors.is_empty()
         && let Some(rules) = RuleSet::compile(openapi, schema.embedded)
     {
-        errors = rules.validate(default, None, path.as_str());
+        errors = rules.validate(default, None, path.as_str()).0;
     }
     errors
 }

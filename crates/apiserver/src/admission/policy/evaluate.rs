@@ -1,13 +1,13 @@
 //! Evaluation of a policy's expressions with upstream's budgets and errors.
 
 use super::compiled::{Definition, Expression, Variable};
-use crate::admission::times::evaluation;
+use crate::admission::times::{conditions_took, evaluation};
 use ferrite_api::policy::PER_CALL_LIMIT;
 use ferrite_cel::{Activation, EvalError, LazyObject, Limits, Value as Cel, with_stack};
 use ferrite_json::Value;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use thiserror::Error;
 
 /// The values that expressions read.
@@ -171,13 +171,17 @@ pub(super) fn meets_conditions(
     definition: &Definition,
     inputs: &Inputs<'_>,
     budget: u64,
+    operation: &str,
 ) -> Result<bool, String> {
     if definition.conditions.is_empty() {
         return Ok(true);
     }
+    let started = Instant::now();
     let conditions: Vec<Option<&Expression>> = definition.conditions.iter().map(Some).collect();
     let evaluated =
         evaluate(definition, &conditions, inputs, budget, |value| Ok(value.as_bool() == Some(true)));
+    // As upstream: policies that change objects say so, too.
+    conditions_took("policy", &definition.name, operation, "validate", started.elapsed());
     let outcomes = match evaluated {
         Ok((outcomes, _)) => outcomes,
         // As upstream: nothing is left undecided where failures are ignored.

@@ -245,7 +245,8 @@ fn invoke(
     let namespace = session.namespace()?;
     let request = session.request(definition, matched);
     let inputs = session.inputs(definition, Some(current), old, params.as_deref(), &request);
-    match meets_conditions(definition, &inputs, MATCH_CONDITIONS_BUDGET) {
+    let operation = session.attributes.operation.name();
+    match meets_conditions(definition, &inputs, MATCH_CONDITIONS_BUDGET, operation) {
         Ok(true) if runs => {}
         Ok(_) => return Ok(None),
         Err(error) => {

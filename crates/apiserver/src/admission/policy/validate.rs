@@ -88,8 +88,13 @@ impl Verdict {
 }
 
 /// Evaluates a policy.
-fn decide(definition: &Definition, inputs: &Inputs<'_>, namespace: Option<&Value>) -> Verdict {
-    match meets_conditions(definition, inputs, MATCH_CONDITIONS_BUDGET) {
+fn decide(
+    definition: &Definition,
+    inputs: &Inputs<'_>,
+    namespace: Option<&Value>,
+    operation: &str,
+) -> Verdict {
+    match meets_conditions(definition, inputs, MATCH_CONDITIONS_BUDGET, operation) {
         Ok(true) => {}
         Ok(false) => return Verdict::default(),
         Err(message) => return Verdict::failed(definition, message),
@@ -326,7 +331,7 @@ impl<'a> Matched<'a> {
             params,
             &self.request,
         );
-        Ok(decide(self.definition, &inputs, namespace))
+        Ok(decide(self.definition, &inputs, namespace, self.session.attributes.operation.name()))
     }
 }
 

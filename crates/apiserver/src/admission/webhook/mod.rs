@@ -15,6 +15,7 @@ pub(crate) use metrics::WebhookMetrics;
 use super::configured::{Configured, Current};
 use super::matching;
 use super::stage::{MutatingStage, Parts, ValidatingStage, Waiting};
+use super::times::conditions_took;
 use super::{Attributes, Reinvocation};
 use crate::auth::Answers;
 use crate::outbound::{Credentials, Outbound};
@@ -81,8 +82,10 @@ impl Webhooks {
             let (object, old) = (object.as_deref(), old.as_deref());
             webhook.conditions.check(view, attributes, matched, object, old, &answers)
         };
+        let started = Instant::now();
         let met = answers.settle(check).await;
         let operation = attributes.operation.name();
+        conditions_took("webhook", &webhook.name, operation, self.step, started.elapsed());
         match met {
             Met::Yes => Ok(Some(matched)),
             Met::No => {
@@ -191,8 +194,19 @@ impl MutatingWebhooks {
                 continue;
             }
             let round = u8::from(reinvocation.is_again());
-            let outcome =
-                self.0.call(webhook, view, attributes, matched, object.as_deref(), (round, index)).await?;
+            let annotate = |changed: bool| {
+                attributes.options.warnings.annotate(
+                    format!("mutation.webhook.admission.k8s.io/round_{round}_index_{index}"),
+                    format!(
+                        "{{\"configuration\":{:?},\"webhook\":{:?},\"mutated\":{changed}}}",
+                        webhook.configuration, webhook.name
+                    ),
+                );
+            };
+            let called =
+                self.0.call(webhook, view, attributes, matched, object.as_deref(), (round, index)).await;
+            // As upstream: a webhook that refuses is recorded, too.
+            let outcome = called.inspect_err(|_| annotate(false))?;
             let mut changed = false;
             let mut patch = None;
             if let (Some(Outcome { object: Some(patched), patch: applied }), Some(object)) =
@@ -202,13 +216,7 @@ impl MutatingWebhooks {
                 *object = patched;
                 patch = applied.filter(|_| changed);
             }
-            attributes.options.warnings.annotate(
-                format!("mutation.webhook.admission.k8s.io/round_{round}_index_{index}"),
-                format!(
-                    "{{\"configuration\":{:?},\"webhook\":{:?},\"mutated\":{changed}}}",
-                    webhook.configuration, webhook.name
-                ),
-            );
+            annotate(changed);
             if let Some(patch) = patch {
                 let (configuration, name) = (&webhook.configuration, &webhook.name);
                 let told = json!({
