@@ -4,13 +4,16 @@ use crate::accepted::AcceptedFlags;
 use crate::alone::{Alone, AloneOptions};
 use crate::apiserver::BoxError;
 use crate::kube_scheduler_flags::SchedulerFlags;
-use ferrite_client::{Events, Informers, Scope};
+use ferrite_client::{Events, Informer, Informers, Scope, Term};
+use ferrite_component::health::Check;
 use ferrite_component::{TypeMeta, read_config};
 use ferrite_json::json;
 use ferrite_scheduler::configuration::v1::KubeSchedulerConfiguration;
 use ferrite_scheduler::{Registry, SchedulerContext};
+use k8s_openapi::api::core::v1::{Node, Pod};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::{Arc, OnceLock};
 
 const NAME: &str = "kube-scheduler";
 const TYPE: TypeMeta =
@@ -52,6 +55,37 @@ fn apply(file: &KubeSchedulerConfiguration, options: &mut AloneOptions) {
     }
 }
 
+/// The informers that decide about pods, from the begin of the work.
+#[derive(Clone, Default)]
+struct Handlers(Arc<OnceLock<(Informer<Pod>, Informer<Node>)>>);
+
+impl Handlers {
+    fn start(&self, informers: &Informers) {
+        // There is one begin in the life of a process.
+        let _ = self.0.set((informers.get(), informers.get()));
+    }
+
+    /// Upstream's check that a scheduler knows the cluster. One that waits for the lease reads nothing yet, and is ready to lead.
+    fn check(&self) -> Check {
+        let handlers = self.clone();
+        Check::new("sched-handler-sync", move || match handlers.0.get() {
+            Some((pods, nodes)) if !(pods.has_synced() && nodes.has_synced()) => {
+                Err("handlers are not fully synchronized".to_owned())
+            }
+            _ => Ok(()),
+        })
+    }
+}
+
+/// Upstream's check that fails once the process is asked to stop.
+fn stopping(scope: &Scope) -> Check {
+    let token = scope.token().clone();
+    Check::new("shutdown", move || match token.is_cancelled() {
+        true => Err("process is shutting down".to_owned()),
+        false => Ok(()),
+    })
+}
+
 impl KubeScheduler {
     pub async fn run(self) -> Result<ExitCode, BoxError> {
         let mut options = self.alone;
@@ -65,6 +99,8 @@ impl KubeScheduler {
         apply(&file, &mut options);
         let names: Vec<&str> =
             configuration.profiles.iter().map(|profile| profile.scheduler_name.as_str()).collect();
+        let scope = Scope::new();
+        let handlers = Handlers::default();
         let alone = Alone {
             name: NAME,
             secure_port: self.secure_port,
@@ -74,14 +110,16 @@ impl KubeScheduler {
             }}),
             options,
             pages: ferrite_component::Pages::default(),
+            ready: vec![stopping(&scope), handlers.check()],
         };
         let client = kube::Client::try_from(alone.server().await?)?;
         let acting = client.clone();
-        let scope = Scope::new();
         let informers = Informers::new(client.clone(), scope.clone());
         let extenders = ferrite_scheduler::connect(&configuration, &informers).await?;
         alone
-            .run(client, scope, move |scope| {
+            .run(client, scope, move |Term { scope, fence }| {
+                let acting = fence.guard(acting);
+                handlers.start(&informers);
                 ferrite_scheduler::start(&SchedulerContext {
                     informers,
                     events: Events::start(acting.clone(), &scope),
@@ -95,5 +133,30 @@ impl KubeScheduler {
             })
             .await?;
         Ok(ExitCode::SUCCESS)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ferrite_component::health::report;
+    use kube::client::Body;
+    use std::convert::Infallible;
+
+    #[tokio::test]
+    async fn the_scheduler_is_ready_while_it_waits_and_when_it_knows_the_cluster() {
+        let silent = tower::service_fn(|_: http::Request<Body>| {
+            std::future::pending::<Result<http::Response<Body>, Infallible>>()
+        });
+        let scope = Scope::new();
+        let informers = Informers::new(kube::Client::new(silent, "default"), scope.clone());
+        let handlers = Handlers::default();
+        let checks = [stopping(&scope), handlers.check()];
+        let code = |name: &str| report("readyz", &checks, Some(name), &[], false).code;
+        assert_eq!((code("shutdown"), code("sched-handler-sync")), (200, 200));
+        handlers.start(&informers);
+        assert_eq!((code("shutdown"), code("sched-handler-sync")), (200, 500));
+        scope.cancel();
+        assert_eq!(code("shutdown"), 500);
     }
 }
