@@ -98,7 +98,9 @@ pub fn start_all(context: &Context, names: &[&str]) -> Vec<String> {
         if is_enabled(entry.name, names) && off.iter().all(|(name, _)| *name != entry.name) {
             tracing::info!(controller = entry.name, "starting");
             (entry.start)(&context.acting_as(entry.identity));
-            started.push(entry.name);
+            if !OF_THE_SERVER.contains(&entry.name) {
+                started.push(entry.name);
+            }
         }
     }
     running::show(started, &context.scope);
