@@ -56,7 +56,18 @@ where
 
     /// [`new`](Controller::new), with other delays before a failed reconcile is tried again.
     pub fn with_limits(name: &'static str, workers: usize, scope: &Scope, limits: RateLimits) -> Self {
-        let queue = Arc::new(WorkQueue::named(name, limits));
+        Self::with_queue_name(name, name, workers, scope, limits)
+    }
+
+    /// [`with_limits`](Controller::with_limits), with another name of the queue in the metrics.
+    pub fn with_queue_name(
+        name: &'static str,
+        queue: &str,
+        workers: usize,
+        scope: &Scope,
+        limits: RateLimits,
+    ) -> Self {
+        let queue = Arc::new(WorkQueue::named(queue, limits));
         Self { name, workers, scope: scope.clone(), queue, synced: Vec::new(), subject: None }
     }
 

@@ -1,17 +1,19 @@
 //! The inputs that every controller gets.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::hash::Hash;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ferrite_client::{Controller, Events, Informers, Scope};
+use ferrite_client::{Controller, Events, Informers, RateLimits, Scope};
 use ferrite_component::{FeatureGates, Pages};
 use ferrite_pki::TokenSigner;
 use jiff::SignedDuration;
 use kube::Client;
 
-use crate::endpoints;
 use crate::{AutoscalingConfig, EvictionRates, NodeCertificates, NodeCidrs, Signers};
+use crate::{endpoints, queues};
 
 /// Settings of the controller manager.
 #[derive(Debug, Clone)]
@@ -153,7 +155,15 @@ impl Context {
 
     /// A controller to declare, with the configured number of workers.
     pub(crate) fn controller(&self, name: &'static str) -> Controller {
-        Controller::new(name, self.workers(name), &self.scope)
+        self.declared(name, self.workers(name), RateLimits::default())
+    }
+
+    /// A controller to declare, whose metrics have upstream's names.
+    pub(crate) fn declared<T>(&self, name: &'static str, workers: usize, limits: RateLimits) -> Controller<T>
+    where
+        T: Clone + Eq + Hash + Display + Send + Sync + 'static,
+    {
+        Controller::with_queue_name(name, queues::name_of(name), workers, &self.scope, limits)
     }
 
     /// The number of workers that a controller has.

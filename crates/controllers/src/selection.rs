@@ -1,6 +1,6 @@
 //! Selects the controllers that run, with the rules and names of upstream's `--controllers`.
 
-use crate::{CONTROLLERS, Context};
+use crate::{CONTROLLERS, Context, running};
 
 /// Controllers that upstream's API server runs itself: they write statuses of objects that only the server
 /// reads.
@@ -93,12 +93,17 @@ pub fn start_all(context: &Context, names: &[&str]) -> Vec<String> {
     for name in OF_CLOUDS.iter().filter(|name| is_named(name, names)) {
         tracing::warn!(controller = name, "not started: it belongs to a cloud's own controller manager");
     }
+    let mut started = Vec::new();
     for entry in CONTROLLERS {
         if is_enabled(entry.name, names) && off.iter().all(|(name, _)| *name != entry.name) {
             tracing::info!(controller = entry.name, "starting");
             (entry.start)(&context.acting_as(entry.identity));
+            if !OF_THE_SERVER.contains(&entry.name) {
+                started.push(entry.name);
+            }
         }
     }
+    running::show(started, &context.scope);
     unknown(names)
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ferrite_api::Cidr;
-use ferrite_client::{Api, Informer, ObjectKey, WorkQueue, is_not_found};
+use ferrite_client::{Api, EventType, Informer, ObjectKey, WorkQueue, is_not_found};
 use ferrite_json::json;
 use k8s_openapi::api::networking::v1::{IPAddress, ServiceCIDR};
 use k8s_openapi::jiff::Timestamp;
@@ -20,6 +20,7 @@ use crate::storage_protection::settled;
 const NAME: &str = "service-cidr-controller";
 const FINALIZER: &str = "networking.k8s.io/service-cidr-finalizer";
 const READY: &str = "Kubernetes Service CIDR is ready";
+const NOT_SAID: &str = "The ServiceCIDR Status can not be set to Ready=True";
 const IN_USE: &str =
     "There are still IPAddresses referencing the ServiceCIDR, please remove them or create a new ServiceCIDR";
 
@@ -103,6 +104,7 @@ pub(crate) fn start(context: &Context) {
     let ranges: Informer<ServiceCIDR> = context.informers.get();
     let addresses: Informer<IPAddress> = context.informers.get();
     let (client, grace) = (context.client.clone(), context.config.service_range_grace);
+    let recorder = context.events.recorder(NAME, None);
     let (all, also) = (ranges.clone(), ranges.clone());
     context
         .controller(NAME)
@@ -117,10 +119,22 @@ pub(crate) fn start(context: &Context) {
             let step = range
                 .as_ref()
                 .map(|range| decide(range, &ranges.list(), &held(&addresses), grace, Timestamp::now()));
-            let client = client.clone();
+            let (client, recorder) = (client.clone(), recorder.clone());
             async move {
                 match (range, step) {
-                    (Some(range), Some(step)) => act(client, &range, step).await,
+                    (Some(range), Some(step)) => {
+                        let says_ready = step == Step::SayReady;
+                        let result = act(client, &range, step).await;
+                        if says_ready && result.is_err() {
+                            recorder.event_for(
+                                &*range,
+                                EventType::Warning,
+                                "KubernetesServiceCIDRError",
+                                NOT_SAID,
+                            );
+                        }
+                        result
+                    }
                     _ => Ok(None),
                 }
             }
@@ -173,7 +187,50 @@ async fn act(client: Client, range: &ServiceCIDR, step: Step) -> Result<Option<D
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Config, Context};
+    use ferrite_client::Scope;
     use ferrite_json::Value;
+    use kube::client::Body;
+    use std::convert::Infallible;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_status_that_cannot_be_written_is_an_event() {
+        let (sender, mut events) = tokio::sync::mpsc::unbounded_channel();
+        let service = tower::service_fn(move |request: http::Request<Body>| {
+            let sender = sender.clone();
+            async move {
+                let (path, method) = (request.uri().path().to_owned(), request.method().clone());
+                if request.uri().query().is_some_and(|query| query.contains("watch=true")) {
+                    return std::future::pending().await;
+                }
+                let of_range = range("r", &["10.1.0.0/24"], None, true, None);
+                let items = if path.ends_with("/servicecidrs") { json!([*of_range]) } else { json!([]) };
+                let (code, answer) = match method.as_str() {
+                    "GET" => (
+                        200,
+                        json!({"kind": "List", "apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": items}),
+                    ),
+                    "PATCH" => {
+                        (500, json!({"kind": "Status", "status": "Failure", "message": "no", "code": 500}))
+                    }
+                    _ => {
+                        let body = request.into_body().collect_bytes().await.expect("a body");
+                        let event: Value = ferrite_json::from_slice(&body).expect("an event");
+                        let _ = sender.send(event["reason"].as_str().unwrap_or_default().to_owned());
+                        (201, event)
+                    }
+                };
+                let bytes = ferrite_json::to_vec(&answer).expect("an answer");
+                let response = http::Response::builder().status(code).body(Body::from(bytes));
+                Ok::<_, Infallible>(response.expect("a response"))
+            }
+        });
+        let client = Client::new(service, "default");
+        let scope = Scope::new();
+        start(&Context::new(Arc::new(move |_| client.clone()), scope.clone(), Config::default()));
+        assert_eq!(events.recv().await.as_deref(), Some("KubernetesServiceCIDRError"));
+        scope.cancel();
+    }
 
     fn range(
         name: &str,

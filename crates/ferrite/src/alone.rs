@@ -2,7 +2,7 @@
 //! port.
 
 use crate::apiserver::BoxError;
-use ferrite_client::{DelegatedAccess, LeaderConfig, LeaderElector, Lifetimes, Scope};
+use ferrite_client::{DelegatedAccess, Events, Fence, LeaderConfig, LeaderElector, Lifetimes, Scope, Term};
 use ferrite_component::health::Check;
 use ferrite_component::{Endpoint, EndpointOptions, FeatureGates, GoDuration, Pages};
 use ferrite_json::Value;
@@ -11,9 +11,11 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::net::TcpListener;
+
+/// As upstream: a leader that has not noticed the end of its lease for so long is unwell.
+const TOLERATED_EXPIRY: Duration = Duration::from_secs(20);
 
 /// Flags that kube-controller-manager and kube-scheduler have in common, with upstream's names.
 #[derive(Debug, Clone, clap::Args)]
@@ -86,6 +88,8 @@ pub struct Alone {
     pub config: Value,
     /// Pages of the component beside health and metrics.
     pub pages: Pages,
+    /// Checks of the component for `/readyz`.
+    pub ready: Vec<Check>,
 }
 
 impl Alone {
@@ -103,40 +107,33 @@ impl Alone {
     }
 
     /// Answers on the component's own port and works, as the leader if leader election is on, until a
-    /// signal stops the process or the lease is lost.
+    /// signal stops the process or the lease is lost. The work's clients ask the fence of the term before they write.
     pub async fn run(
         self,
         client: kube::Client,
         scope: Scope,
-        work: impl FnOnce(Scope) -> Result<(), BoxError>,
+        work: impl FnOnce(Term) -> Result<(), BoxError>,
     ) -> Result<(), BoxError> {
         self.check_times()?;
         self.options.feature_gates.clone().unwrap_or_default().report();
-        let leading = Arc::new(AtomicBool::new(!self.options.leader_elect));
+        // Ends last: the end of the leadership is an event, too.
+        let reporting = Scope::new();
+        let mut elector = self.options.leader_elect.then(|| self.elector(client, &reporting));
         if self.secure_port != 0 {
-            self.serve(&scope).await?;
+            self.serve(&scope, elector.as_ref()).await?;
         }
         let mut failed = None;
         let working = async {
-            if !self.options.leader_elect {
-                return work(scope.clone()).map(|()| false);
-            }
-            let config = LeaderConfig {
-                lease_duration: self.options.leader_elect_lease_duration.0,
-                renew_deadline: self.options.leader_elect_renew_deadline.0,
-                retry_period: self.options.leader_elect_retry_period.0,
-                ..LeaderConfig::new(
-                    &self.options.leader_elect_resource_namespace,
-                    self.options.leader_elect_resource_name.as_deref().unwrap_or(self.name),
-                    identity(),
-                )
+            let Some(elector) = &mut elector else {
+                return work(Term { scope: scope.clone(), fence: Fence::unlimited() }).map(|()| false);
             };
-            let mut elector = LeaderElector::new(client, config);
-            let is_leader = leading.clone();
             elector
                 .run(&scope, |term| {
-                    is_leader.store(true, Ordering::Relaxed);
-                    failed = work(term.scope).err();
+                    failed = work(term).err();
+                    if failed.is_some() {
+                        // A leader without work would only keep others from it.
+                        scope.cancel();
+                    }
                 })
                 .await;
             Ok(true)
@@ -162,12 +159,29 @@ impl Alone {
             }
         };
         scope.shutdown().await;
+        reporting.shutdown().await;
         match failed {
             Some(error) => Err(error),
             // As upstream: a process that lost its lease starts anew, with none of its state left.
             None if lost => Err("leader election lost".into()),
             None => Ok(()),
         }
+    }
+
+    fn elector(&self, client: kube::Client, reporting: &Scope) -> LeaderElector {
+        let options = &self.options;
+        let config = LeaderConfig {
+            lease_duration: options.leader_elect_lease_duration.0,
+            renew_deadline: options.leader_elect_renew_deadline.0,
+            retry_period: options.leader_elect_retry_period.0,
+            ..LeaderConfig::new(
+                &options.leader_elect_resource_namespace,
+                options.leader_elect_resource_name.as_deref().unwrap_or(self.name),
+                identity(),
+            )
+        };
+        let recorder = Events::start(client.clone(), reporting).recorder(self.name, None);
+        LeaderElector::new(client, config).with_recorder(recorder)
     }
 
     fn check_times(&self) -> Result<(), BoxError> {
@@ -191,7 +205,7 @@ impl Alone {
         Ok(())
     }
 
-    async fn serve(&self, scope: &Scope) -> Result<(), BoxError> {
+    async fn serve(&self, scope: &Scope, elector: Option<&LeaderElector>) -> Result<(), BoxError> {
         let options = &self.options;
         let authentication = options.authentication_kubeconfig.as_ref().or(options.kubeconfig.as_ref());
         let authorization = options.authorization_kubeconfig.as_ref().or(options.kubeconfig.as_ref());
@@ -201,9 +215,12 @@ impl Alone {
             );
         }
         let reviewer = kube::Client::try_from(server_of(authentication).await?)?;
+        let mut live = vec![Check::ping()];
+        live.extend(elector.map(leader_check));
         let endpoint = Endpoint::new(
             EndpointOptions {
-                live: vec![Check::ping()],
+                live,
+                ready: self.ready.clone(),
                 config: Some(self.config.clone()),
                 pages: self.pages.clone(),
                 always_allow_paths: options.authorization_always_allow_paths.clone(),
@@ -240,6 +257,12 @@ impl Alone {
         let subject = Subject { common_name: self.name.to_owned(), organization: None, names };
         Ok(authority.issue(&subject, Purpose::Server)?)
     }
+}
+
+/// Upstream's check of a leader.
+fn leader_check(elector: &LeaderElector) -> Check {
+    let health = elector.health();
+    Check::new("leaderElection", move || health.check(TOLERATED_EXPIRY).map_err(|error| error.to_string()))
 }
 
 /// A name that no other candidate has: the host's, and something random, as upstream's.

@@ -164,7 +164,10 @@ fn elect(
     scope: &Scope,
     work: impl Fn(Term) + Send + Sync + 'static,
 ) {
-    let mut elector = LeaderElector::new(api.client(user, &[]), LeaderConfig::new(NAMESPACE, name, identity));
+    let client = api.client(user, &[]);
+    let recorder = Events::start(client.clone(), scope).recorder(name, None);
+    let mut elector =
+        LeaderElector::new(client, LeaderConfig::new(NAMESPACE, name, identity)).with_recorder(recorder);
     let electing = scope.child();
     // It releases the lease when the scope ends.
     scope.spawn_graceful(async move {

@@ -6,14 +6,17 @@ use crate::apiserver::BoxError;
 use crate::kube_scheduler_flags::SchedulerFlags;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Command, FromArgMatches};
-use ferrite_client::{Events, Informers, Scope};
+use ferrite_client::{Events, Informer, Informers, Scope, Term};
+use ferrite_component::health::Check;
 use ferrite_component::{GoDuration, TypeMeta, read_config};
 use ferrite_json::json;
 use ferrite_scheduler::configuration::v1::KubeSchedulerConfiguration;
 use ferrite_scheduler::{Configuration, Registry, SchedulerContext};
+use k8s_openapi::api::core::v1::{Node, Pod};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::{Arc, OnceLock};
 
 const NAME: &str = "kube-scheduler";
 /// The kind of the configuration file.
@@ -92,6 +95,37 @@ fn apply(file: &KubeSchedulerConfiguration, given: &Given, options: &mut AloneOp
     lay(given, "leader_elect_resource_namespace", &election.resource_namespace, namespace);
 }
 
+/// The informers that decide about pods, from the begin of the work.
+#[derive(Clone, Default)]
+struct Handlers(Arc<OnceLock<(Informer<Pod>, Informer<Node>)>>);
+
+impl Handlers {
+    fn start(&self, informers: &Informers) {
+        // There is one begin in the life of a process.
+        let _ = self.0.set((informers.get(), informers.get()));
+    }
+
+    /// Upstream's check that a scheduler knows the cluster. One that waits for the lease reads nothing yet, and is ready to lead.
+    fn check(&self) -> Check {
+        let handlers = self.clone();
+        Check::new("sched-handler-sync", move || match handlers.0.get() {
+            Some((pods, nodes)) if !(pods.has_synced() && nodes.has_synced()) => {
+                Err("handlers are not fully synchronized".to_owned())
+            }
+            _ => Ok(()),
+        })
+    }
+}
+
+/// Upstream's check that fails once the process is asked to stop.
+fn stopping(scope: &Scope) -> Check {
+    let token = scope.token().clone();
+    Check::new("shutdown", move || match token.is_cancelled() {
+        true => Err("process is shutting down".to_owned()),
+        false => Ok(()),
+    })
+}
+
 impl KubeScheduler {
     pub async fn run(self) -> Result<ExitCode, BoxError> {
         let mut options = self.alone;
@@ -106,6 +140,8 @@ impl KubeScheduler {
         apply(&file, &self.given, &mut options);
         let names: Vec<&str> =
             configuration.profiles.iter().map(|profile| profile.scheduler_name.as_str()).collect();
+        let scope = Scope::new();
+        let handlers = Handlers::default();
         let alone = Alone {
             name: NAME,
             secure_port: self.secure_port,
@@ -115,14 +151,16 @@ impl KubeScheduler {
             }}),
             options,
             pages: ferrite_component::Pages::default(),
+            ready: vec![stopping(&scope), handlers.check()],
         };
         let client = kube::Client::try_from(alone.server().await?)?;
         let acting = client.clone();
-        let scope = Scope::new();
         let informers = Informers::new(client.clone(), scope.clone());
         let extenders = ferrite_scheduler::connect(&configuration, &informers).await?;
         alone
-            .run(client, scope, move |scope| {
+            .run(client, scope, move |Term { scope, fence }| {
+                let acting = fence.guard(acting);
+                handlers.start(&informers);
                 ferrite_scheduler::start(&SchedulerContext {
                     informers,
                     events: Events::start(acting.clone(), &scope),
@@ -143,6 +181,9 @@ impl KubeScheduler {
 mod tests {
     use super::*;
     use clap::Parser;
+    use ferrite_component::health::report;
+    use kube::client::Body;
+    use std::convert::Infallible;
     use std::time::Duration;
 
     #[derive(Debug, Parser)]
@@ -186,5 +227,22 @@ mod tests {
         let wait = |flags: &[&str]| parse(flags).pod_max_in_unschedulable_pods_duration.0;
         assert_eq!(wait(&[]), Duration::from_secs(300));
         assert_eq!(wait(&["--pod-max-in-unschedulable-pods-duration=1m30s"]), Duration::from_secs(90));
+    }
+
+    #[tokio::test]
+    async fn the_scheduler_is_ready_while_it_waits_and_when_it_knows_the_cluster() {
+        let silent = tower::service_fn(|_: http::Request<Body>| {
+            std::future::pending::<Result<http::Response<Body>, Infallible>>()
+        });
+        let scope = Scope::new();
+        let informers = Informers::new(kube::Client::new(silent, "default"), scope.clone());
+        let handlers = Handlers::default();
+        let checks = [stopping(&scope), handlers.check()];
+        let code = |name: &str| report("readyz", &checks, Some(name), &[], false).code;
+        assert_eq!((code("shutdown"), code("sched-handler-sync")), (200, 200));
+        handlers.start(&informers);
+        assert_eq!((code("shutdown"), code("sched-handler-sync")), (200, 500));
+        scope.cancel();
+        assert_eq!(code("shutdown"), 500);
     }
 }

@@ -69,7 +69,7 @@ pub(crate) fn start(context: &Context) {
     });
     controller.pods.add_index(pods::BY_LABEL, pods::label_index);
     let woken = controller.clone();
-    let kit = ferrite_client::Controller::new(NAME, config.workers.max(1), &context.scope);
+    let kit = context.declared(NAME, config.workers.max(1), ferrite_client::RateLimits::default());
     kit.watches(&controller.autoscalers, move |change, queue| woken.changed(change, queue))
         .reads(&controller.pods)
         .run_with(controller.clone(), |controller, key| async move {

@@ -237,8 +237,8 @@ impl History {
             let start = self.at_start(current, policy.period, now);
             match policy.in_percent {
                 false => start + policy.value,
-                // Rounded up, or a small target would never grow.
-                true => start + div_ceil(start * policy.value, 100),
+                // Rounded up, or a small target would never grow. As upstream in floating point, where 100 and 10 % are 111.
+                true => (start as f64 * (1.0 + policy.value as f64 / 100.0)).ceil() as i64,
             }
         });
         choose(rules.select, proposals, current)
@@ -249,7 +249,7 @@ impl History {
             let start = self.at_start(current, policy.period, now);
             match policy.in_percent {
                 false => start - policy.value,
-                true => start * (100 - policy.value) / 100,
+                true => (start as f64 * (1.0 - policy.value as f64 / 100.0)) as i64,
             }
         });
         // The larger change is the lower number here.
@@ -273,10 +273,6 @@ impl History {
     }
 }
 
-fn div_ceil(number: i64, by: i64) -> i64 {
-    number.div_euclid(by) + i64::from(number.rem_euclid(by) != 0)
-}
-
 fn choose(select: Select, proposals: impl Iterator<Item = i64>, current: i32) -> i32 {
     let chosen = match select {
         Select::Disabled => return current,
@@ -285,4 +281,34 @@ fn choose(select: Select, proposals: impl Iterator<Item = i64>, current: i32) ->
     };
     let chosen = chosen.unwrap_or_else(|| i64::from(current));
     i32::try_from(chosen).unwrap_or(if chosen < 0 { i32::MIN } else { i32::MAX })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_are_calculated_as_upstream_does() {
+        let rules = |percent: i64| Rules {
+            window: Duration::ZERO,
+            select: Select::Max,
+            policies: vec![Policy { in_percent: true, value: percent, period: Duration::from_secs(15) }],
+        };
+        let history = History::default();
+        for (current, percent, up, down) in [
+            (100, 10, 111, 90),
+            (10, 10, 11, 9),
+            (1, 10, 2, 0),
+            (10, 100, 20, 0),
+            (7, 50, 11, 3),
+            (0, 100, 0, 0),
+        ] {
+            let rules = rules(percent);
+            let rates = (
+                history.rate_up(&rules, current, Duration::ZERO),
+                history.rate_down(&rules, current, Duration::ZERO),
+            );
+            assert_eq!(rates, (up, down), "{current} {percent} %");
+        }
+    }
 }

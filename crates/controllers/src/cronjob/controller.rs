@@ -17,6 +17,7 @@ use kube::api::{DeleteParams, PostParams};
 
 use super::active;
 use super::decide::{self, Run};
+use super::measures;
 use crate::Context;
 use crate::error::{During, SyncError};
 use crate::pods::{self, BY_CONTROLLER};
@@ -252,6 +253,7 @@ impl CronJobController {
         let name = job.metadata.name.clone().unwrap_or_default();
         let created = match self.api(key).create(&PostParams::default(), &job).await {
             Ok(created) => {
+                measures::created(&created, at);
                 self.tell(cron, EventType::Normal, "SuccessfulCreate", format!("Created job {name}"));
                 created
             }

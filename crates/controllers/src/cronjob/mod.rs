@@ -3,6 +3,7 @@
 mod active;
 mod controller;
 mod decide;
+mod measures;
 #[cfg(test)]
 mod tests;
 

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
 use ferrite_client::{
-    Api, Backoff, Change, EventRecorder, EventType, Informer, ListSelector, Object, ObjectKey, Scope,
-    WorkQueue, is_conflict, is_not_found, run_workers,
+    Api, Backoff, Change, EventRecorder, EventType, Informer, ListSelector, Object, ObjectKey, RateLimits,
+    Scope, WorkQueue, is_conflict, is_not_found, run_workers,
 };
 use ferrite_json::{Value, json};
 use futures_util::future::join_all;
@@ -100,14 +100,15 @@ pub(crate) fn start(context: &Context) {
 
 impl Collector {
     fn new(client: Client, recorder: EventRecorder) -> Self {
+        let queue = |name| Arc::new(WorkQueue::named(name, RateLimits::default()));
         Self {
             client,
             recorder,
             graph: Mutex::default(),
             resources: RwLock::default(),
             monitors: Mutex::default(),
-            deletions: Arc::new(WorkQueue::new()),
-            orphanings: Arc::new(WorkQueue::new()),
+            deletions: queue("garbage_collector_attempt_to_delete"),
+            orphanings: queue("garbage_collector_attempt_to_orphan"),
         }
     }
 

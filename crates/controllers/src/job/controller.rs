@@ -42,8 +42,8 @@ struct JobController {
 
 pub(crate) fn start(context: &Context) {
     let workers = context.workers(NAME);
-    let kit = Controller::with_limits(NAME, workers, &context.scope, LIMITS);
-    let orphans = Controller::with_limits("job-controller-orphans", workers, &context.scope, LIMITS);
+    let kit: Controller = context.declared(NAME, workers, LIMITS);
+    let orphans: Controller<OrphanKey> = context.declared("job-controller-orphans", workers, LIMITS);
     let controller = Arc::new(JobController {
         jobs: context.informers.get(),
         pods: context.informers.get(),

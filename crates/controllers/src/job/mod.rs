@@ -9,6 +9,7 @@ mod assess;
 mod backoff;
 mod controller;
 mod indexes;
+mod measures;
 mod memory;
 mod orphans;
 mod plan;

@@ -473,3 +473,33 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_job_that_ends_is_measured() {
+    let job: Job = ferrite_json::from_value(json!({
+        "metadata": {"name": "j", "namespace": "ns", "uid": "job", "resourceVersion": "1", "generation": 1},
+        "spec": {"completions": 1, "parallelism": 1, "template": {"spec": {"restartPolicy": "Never", "containers": [{"name": "c"}]}}}}))
+    .unwrap();
+    let world = World {
+        server: Mutex::new(Server {
+            now: "2024-01-01T00:00:00Z".parse().unwrap(),
+            job,
+            pods: BTreeMap::new(),
+            made: 0,
+            undelivered: 0,
+            version: 1,
+            faults: VecDeque::new(),
+            crashed: false,
+            counted: HashSet::new(),
+            succeeded: HashSet::new(),
+        }),
+    };
+    let mut controller = Controller::started(&mut world.server());
+    settle(&world, &mut controller);
+    let families = &super::measures::FAMILIES;
+    for action in ["pods_created", "tracking"] {
+        assert!(families.syncs.with(&["NonIndexed", "success", action]).get() > 0, "{action}");
+    }
+    assert!(families.pods.with(&["NonIndexed", "succeeded"]).get() > 0);
+    assert!(families.finished.with(&["NonIndexed", "succeeded", "CompletionsReached"]).get() > 0);
+}

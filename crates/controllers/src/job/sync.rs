@@ -2,7 +2,7 @@
 
 use std::future::Future;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ferrite_client::{EventType, ObjectKey, is_not_found};
 use jiff::Timestamp;
@@ -10,6 +10,7 @@ use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Pod;
 
 use super::assess::{Assessment, Outcome};
+use super::measures::{self, Action};
 use super::memory::Memory;
 use super::plan::{self, Plan};
 use super::tracking::{Tracking, count_finalized};
@@ -50,6 +51,21 @@ pub(super) async fn sync<W: Writes>(
     seen: Seen,
     now: Timestamp,
 ) -> Result<Option<Duration>, SyncError> {
+    let (began, job) = (Instant::now(), Arc::clone(&seen.job));
+    let mut action = Action::Reconciling;
+    let result = sync_measured(writes, memory, key, seen, now, &mut action).await;
+    measures::synced(&job, action, result.is_ok(), began.elapsed());
+    result
+}
+
+async fn sync_measured<W: Writes>(
+    writes: &W,
+    memory: &Memory,
+    key: &ObjectKey,
+    seen: Seen,
+    now: Timestamp,
+    action: &mut Action,
+) -> Result<Option<Duration>, SyncError> {
     let job = seen.job;
     let Some(rules) = Rules::of(&job) else { return Ok(None) };
     let mut assessment = Assessment::new(&job, rules, seen.pods, &seen.removed, &memory.backoff(key), now);
@@ -62,7 +78,7 @@ pub(super) async fn sync<W: Writes>(
     } else {
         let manages = seen.satisfied && !rules.deleting;
         if manages {
-            problem = syncing.manage(&mut assessment, &mut again, now).await;
+            problem = syncing.manage(&mut assessment, &mut again, now, action).await;
         }
         assessment.evaluate_completions();
         if assessment.verdict.is_none()
@@ -124,8 +140,15 @@ impl<W: Writes> Syncing<'_, W> {
         assessment: &mut Assessment<'_>,
         again: &mut Again,
         now: Timestamp,
+        action: &mut Action,
     ) -> Option<SyncError> {
-        match plan::plan(assessment, now) {
+        let plan = plan::plan(assessment, now);
+        *action = match plan {
+            Plan::Nothing | Plan::Wait(_) => Action::Tracking,
+            Plan::Delete(_) => Action::PodsDeleted,
+            Plan::Create { .. } => Action::PodsCreated,
+        };
+        match plan {
             Plan::Nothing => None,
             Plan::Wait(delay) => {
                 again.within(delay.max(BATCH));
@@ -238,6 +261,7 @@ impl<W: Writes> Syncing<'_, W> {
         let written =
             self.writes.update_status(&updated).await.during(|| format!("update status of {}", self.key))?;
         self.memory.wrote(self.key, &written);
+        measures::counted(job, job.status.as_ref(), written.status.as_ref());
         Ok(written)
     }
 
@@ -268,6 +292,7 @@ impl<W: Writes> Syncing<'_, W> {
 
     fn report_end(&self, job: &Job, assessment: &Assessment<'_>) {
         let Some(verdict) = &assessment.verdict else { return };
+        measures::finished(job, verdict);
         match verdict.outcome {
             Outcome::Success => {
                 let succeeded = assessment.status.succeeded.unwrap_or(0);

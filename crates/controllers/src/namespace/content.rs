@@ -1,6 +1,7 @@
 //! Deletes everything in a namespace, and counts the objects that remain.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use ferrite_client::{Api, is_not_found, message_of};
 use jiff::SignedDuration;
@@ -12,6 +13,8 @@ use tracing::debug;
 
 use crate::discovery::{self, Served};
 
+/// Pods as the conditions name them.
+const PODS: &str = "pods.";
 /// Usual time that pods take to stop, if they set none.
 const DEFAULT_GRACE: i64 = 30;
 /// As upstream: the time that finalizers are expected to take, in seconds.
@@ -42,6 +45,18 @@ impl Content {
         let all: Vec<&str> =
             self.discovery_failure.iter().chain(&self.failures).map(String::as_str).collect();
         (!all.is_empty()).then(|| all.join(", "))
+    }
+
+    /// The time until the next look at content that remains, `since` after the deletion began. As upstream half the longest
+    /// time that it may take, and a second. But nothing reports the end of objects other than pods, and most finalizers go at
+    /// once: at first the pause is no longer than the deletion has taken.
+    pub(super) fn pause(&self, since: SignedDuration) -> Duration {
+        let longest = self.estimate.max(0).unsigned_abs() / 2 + 1;
+        let seconds = match self.remaining.contains_key(PODS) {
+            true => longest,
+            false => longest.min(since.as_secs().max(1).unsigned_abs()),
+        };
+        Duration::from_secs(seconds)
     }
 
     /// Deletes the objects of a namespace whose deletion began `since` ago.

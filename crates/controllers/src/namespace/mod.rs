@@ -37,31 +37,31 @@ pub(crate) fn start(context: &Context) {
     let pods: Informer<Pod> = context.informers.get();
     let (client, known) = (context.client.clone(), namespaces.clone());
     let limits = RateLimits { cap: LONGEST_RETRY, ..RateLimits::default() };
-    Controller::with_limits(NAME, context.workers(NAME), &context.scope, limits)
-        .watches(&namespaces, |change, queue| {
-            if change.object().metadata.deletion_timestamp.is_some() {
-                queue.add(ObjectKey::of(&**change.object()));
+    let kit: Controller = context.declared(NAME, context.workers(NAME), limits);
+    kit.watches(&namespaces, |change, queue| {
+        if change.object().metadata.deletion_timestamp.is_some() {
+            queue.add(ObjectKey::of(&**change.object()));
+        }
+    })
+    // A namespace usually waits for its last pod to stop.
+    .watches(&pods, move |change, queue| {
+        if let Change::Deleted(pod) = change {
+            let key = ObjectKey::cluster(pod.metadata.namespace.clone().unwrap_or_default());
+            if known.get(&key).is_some_and(|namespace| !is_active(&namespace)) {
+                queue.add(key);
             }
-        })
-        // A namespace usually waits for its last pod to stop.
-        .watches(&pods, move |change, queue| {
-            if let Change::Deleted(pod) = change {
-                let key = ObjectKey::cluster(pod.metadata.namespace.clone().unwrap_or_default());
-                if known.get(&key).is_some_and(|namespace| !is_active(&namespace)) {
-                    queue.add(key);
-                }
+        }
+    })
+    .run(move |key| {
+        let known = namespaces.get(&key);
+        let client = client.clone();
+        async move {
+            match known {
+                Some(namespace) => sync(&client, &namespace).await,
+                None => Ok(None),
             }
-        })
-        .run(move |key| {
-            let known = namespaces.get(&key);
-            let client = client.clone();
-            async move {
-                match known {
-                    Some(namespace) => sync(&client, &namespace).await,
-                    None => Ok(None),
-                }
-            }
-        });
+        }
+    });
 }
 
 async fn sync(client: &Client, known: &Namespace) -> Result<Option<Duration>, SyncError> {
@@ -80,7 +80,8 @@ async fn sync(client: &Client, known: &Namespace) -> Result<Option<Duration>, Sy
         return Ok(None);
     }
     let deleted_at = namespace.metadata.deletion_timestamp.as_ref().map_or(Timestamp::UNIX_EPOCH, |at| at.0);
-    let content = Content::delete(client, name, Timestamp::now().duration_since(deleted_at)).await;
+    let since = Timestamp::now().duration_since(deleted_at);
+    let content = Content::delete(client, name, since).await;
     let namespace = write_conditions(&api, namespace, &content).await?;
     if let Some(error) = content.error() {
         return Err(SyncError::Other(error));
@@ -88,8 +89,7 @@ async fn sync(client: &Client, known: &Namespace) -> Result<Option<Duration>, Sy
     if content.is_empty() {
         return finalize(client, namespace).await;
     }
-    // As upstream: sync again after half the longest time that the content may take, and a second.
-    Ok(Some(Duration::from_secs(content.estimate.max(0).unsigned_abs() / 2 + 1)))
+    Ok(Some(content.pause(since)))
 }
 
 async fn write_conditions(

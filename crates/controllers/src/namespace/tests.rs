@@ -68,6 +68,24 @@ fn the_rest_is_expected_to_take_as_long_as_grace_periods_and_finalizers() {
     }
 }
 
+#[test]
+fn a_namespace_that_stays_is_looked_at_less_often() {
+    for (remaining, estimate, since, expected) in [
+        ("pods.", 30, 0, 16),
+        ("configmaps.", 15, 0, 1),
+        ("configmaps.", 15, 3, 3),
+        ("configmaps.", 15, 3600, 8),
+    ] {
+        let content = Content {
+            remaining: BTreeMap::from([(remaining.to_owned(), 1)]),
+            estimate,
+            ..Content::default()
+        };
+        let pause = content.pause(SignedDuration::from_secs(since));
+        assert_eq!(pause.as_secs(), expected, "{remaining} {since}");
+    }
+}
+
 /// A server with these groups (besides the core group with ConfigMaps and Secrets) and the ConfigMap `c` and the Secret `s` in
 /// every namespace, until somebody deletes them. It has no deletion of all ConfigMaps. Requests that write are noted.
 fn server(groups: Value) -> (Client, Arc<Mutex<Vec<String>>>) {

@@ -183,7 +183,10 @@ impl Monitor {
     }
 
     async fn sync(&self, key: ObjectKey) -> Result<Option<Duration>, SyncError> {
-        let Some(node) = self.nodes.get(&key) else { return Ok(None) };
+        let Some(node) = self.nodes.get(&key) else {
+            self.unmarked().remove(key.name.as_str());
+            return Ok(None);
+        };
         let grace = match readiness(&node) {
             Readiness::Absent => self.config.node_startup_grace,
             _ => self.config.node_monitor_grace,

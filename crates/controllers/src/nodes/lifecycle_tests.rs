@@ -106,5 +106,12 @@ async fn pods_are_marked_when_they_come_and_not_again() {
         assert_eq!(monitor.unmarked().get("n").map_or(0, HashSet::len), expected, "{case}");
     }
     assert_eq!(queue.len(), 1);
+    // A pod may name a node that there is not.
+    let mut lost = (*object("lost", "True")).clone();
+    lost.spec.get_or_insert_default().node_name = Some("gone".to_owned());
+    monitor.pod_changed(&Change::Added(Arc::new(lost)));
+    assert!(monitor.unmarked().contains_key("gone"));
+    monitor.sync(ObjectKey::cluster("gone")).await.expect("nothing to do");
+    assert!(!monitor.unmarked().contains_key("gone"));
     context.scope.cancel();
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use ferrite_client::{Api, Change, Controller, Informer, ObjectKey, is_conflict, is_not_found};
+use ferrite_client::{Api, Change, Controller, Informer, ObjectKey, RateLimits, is_conflict, is_not_found};
 use ferrite_component::metrics::{Counter, Family, registry};
 use ferrite_json::json;
 use jiff::Timestamp;
@@ -63,35 +63,35 @@ pub(crate) fn start(context: &Context) {
     });
     collector.pods.add_index(BY_NODE, pods::node_index);
     let observer = collector.clone();
-    Controller::new(NAME, context.workers(NAME), &context.scope)
-        .watches(&collector.nodes, |change, queue| {
-            let name = || change.object().metadata.name.clone().unwrap_or_default();
-            match change {
-                Change::Deleted(_) => queue.add_after(Task::Node(name()), QUARANTINE),
-                Change::Added(node) | Change::Updated { new: node, .. } if is_out_of_service(node) => {
-                    queue.add(Task::OutOfService(name()));
+    let kit: Controller<Task> = context.declared(NAME, context.workers(NAME), RateLimits::default());
+    kit.watches(&collector.nodes, |change, queue| {
+        let name = || change.object().metadata.name.clone().unwrap_or_default();
+        match change {
+            Change::Deleted(_) => queue.add_after(Task::Node(name()), QUARANTINE),
+            Change::Added(node) | Change::Updated { new: node, .. } if is_out_of_service(node) => {
+                queue.add(Task::OutOfService(name()));
+            }
+            Change::Added(_) | Change::Updated { .. } => {}
+        }
+    })
+    .watches(&collector.pods, move |change, queue| {
+        let (Change::Added(pod) | Change::Updated { new: pod, .. }) = change else { return };
+        match node_name(pod) {
+            Some(name) => match observer.nodes.get(&ObjectKey::cluster(name)) {
+                None => queue.add_after(Task::Node(name.to_owned()), QUARANTINE),
+                Some(node) if is_terminating(pod) && is_out_of_service(&node) => {
+                    queue.add(Task::OutOfService(name.to_owned()));
                 }
-                Change::Added(_) | Change::Updated { .. } => {}
-            }
-        })
-        .watches(&collector.pods, move |change, queue| {
-            let (Change::Added(pod) | Change::Updated { new: pod, .. }) = change else { return };
-            match node_name(pod) {
-                Some(name) => match observer.nodes.get(&ObjectKey::cluster(name)) {
-                    None => queue.add_after(Task::Node(name.to_owned()), QUARANTINE),
-                    Some(node) if is_terminating(pod) && is_out_of_service(&node) => {
-                        queue.add(Task::OutOfService(name.to_owned()));
-                    }
-                    Some(_) => {}
-                },
-                None if is_terminating(pod) => queue.add(Task::Unscheduled(ObjectKey::of(&**pod))),
-                _ => {}
-            }
-            if observer.threshold > 0 && is_finished(pod) && observer.pods.len() > observer.threshold {
-                queue.add(Task::Finished);
-            }
-        })
-        .run_with(collector.clone(), |collector, task| async move { collector.sync(task).await });
+                Some(_) => {}
+            },
+            None if is_terminating(pod) => queue.add(Task::Unscheduled(ObjectKey::of(&**pod))),
+            _ => {}
+        }
+        if observer.threshold > 0 && is_finished(pod) && observer.pods.len() > observer.threshold {
+            queue.add(Task::Finished);
+        }
+    })
+    .run_with(collector.clone(), |collector, task| async move { collector.sync(task).await });
 }
 
 /// True for a node that does not answer and that somebody has declared out of service: its kubelet will end no pod.

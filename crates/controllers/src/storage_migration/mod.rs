@@ -12,7 +12,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ferrite_client::{Api, Controller, Informer};
+use ferrite_client::{Api, Controller, Informer, RateLimits};
 use k8s_openapi::api::storagemigration::v1beta1::StorageVersionMigration;
 use kube::Client;
 use kube::api::PostParams;
@@ -62,8 +62,8 @@ pub(crate) fn start(context: &Context) {
     let migrations: Informer<StorageVersionMigration> = context.informers.get();
     migrations.add_index(BY_RESOURCE, |migration| vec![GroupResource::of(migration).to_string()]);
     let migrator = Migrator { client: context.client.clone(), migrations: migrations.clone() };
-    Controller::new(NAME, context.workers(NAME), &context.scope)
-        .watches(&migrations, |change, queue| queue.add(GroupResource::of(change.object())))
+    let kit: Controller<GroupResource> = context.declared(NAME, context.workers(NAME), RateLimits::default());
+    kit.watches(&migrations, |change, queue| queue.add(GroupResource::of(change.object())))
         .run_with(Arc::new(migrator), |migrator, resource| async move { migrator.sync(&resource).await });
 }
 

@@ -9,7 +9,7 @@ use crate::accepted::AcceptedFlags;
 use crate::alone::{Alone, AloneOptions};
 use crate::apiserver::BoxError;
 use ferrite_api::Cidr;
-use ferrite_client::{Scope, service_account_client};
+use ferrite_client::{Fence, Scope, Term, service_account_client};
 use ferrite_component::GoDuration;
 use ferrite_controllers::{
     AutoscalingConfig, Clients, Config, Context, EvictionRates, Identity, NodeCidrs, Signers,
@@ -303,6 +303,7 @@ fn parse_range(text: &str) -> Result<Cidr, String> {
 
 impl KubeControllerManager {
     pub async fn run(self) -> Result<ExitCode, BoxError> {
+        let names = self.names()?;
         let config = self.config()?;
         let alone = Alone {
             name: NAME,
@@ -312,34 +313,43 @@ impl KubeControllerManager {
             }}),
             options: self.alone,
             pages: config.pages.clone(),
+            ready: Vec::new(),
         };
         let server = alone.server().await?;
         let manager = kube::Client::try_from(server.clone())?;
-        let mut names = self.controllers;
+        let own_accounts = self.use_service_account_credentials;
+        let acting = manager.clone();
+        alone
+            .run(manager, Scope::new(), move |Term { scope, fence }| {
+                let acting = fence.guard(acting);
+                let clients: Clients = match own_accounts {
+                    true => accounts(server, acting, fence, scope.clone()),
+                    false => Arc::new(move |_| acting.clone()),
+                };
+                let context = Context::new(clients, scope, config);
+                let names: Vec<&str> = names.iter().map(String::as_str).collect();
+                ferrite_controllers::start_all(&context, &names);
+                Ok(())
+            })
+            .await?;
+        Ok(ExitCode::SUCCESS)
+    }
+
+    /// The controllers to start, with the rules of `--controllers`. A wrong name is an error before anything starts.
+    fn names(&self) -> Result<Vec<String>, BoxError> {
+        let mut names = self.controllers.clone();
+        let given: Vec<&str> = names.iter().map(String::as_str).collect();
+        let unknown = ferrite_controllers::unknown(&given);
+        if !unknown.is_empty() {
+            return Err(unknown_controllers(&unknown).into());
+        }
         if !self.enable_garbage_collector {
             // The first entry for a controller decides.
             names.insert(0, "-garbage-collector-controller".into());
         }
-        let own_accounts = self.use_service_account_credentials;
-        let acting = manager.clone();
-        alone
-            .run(manager, Scope::new(), move |scope| {
-                let clients: Clients = match own_accounts {
-                    true => accounts(server, acting, scope.clone()),
-                    false => Arc::new(move |_| acting.clone()),
-                };
-                let context = Context::new(clients, scope, config);
-                // Those of the API server are its own business.
-                let off = ferrite_controllers::OF_THE_SERVER.iter().map(|name| format!("-{name}"));
-                let names: Vec<String> = names.into_iter().chain(off).collect();
-                let names: Vec<&str> = names.iter().map(String::as_str).collect();
-                match ferrite_controllers::start_all(&context, &names).as_slice() {
-                    [] => Ok(()),
-                    unknown => Err(unknown_controllers(unknown).into()),
-                }
-            })
-            .await?;
-        Ok(ExitCode::SUCCESS)
+        // Those of the API server are its own business.
+        names.extend(ferrite_controllers::OF_THE_SERVER.iter().map(|name| format!("-{name}")));
+        Ok(names)
     }
 
     fn config(&self) -> Result<Config, BoxError> {
@@ -396,7 +406,7 @@ fn read(path: &Path) -> Result<String, BoxError> {
 }
 
 /// A client for each service account, made when the first controller asks for it.
-fn accounts(server: kube::Config, manager: kube::Client, scope: Scope) -> Clients {
+fn accounts(server: kube::Config, manager: kube::Client, fence: Fence, scope: Scope) -> Clients {
     let made: Mutex<HashMap<&'static str, kube::Client>> = Mutex::default();
     Arc::new(move |identity| {
         let Identity::ServiceAccount(name) = identity else { return manager.clone() };
@@ -405,7 +415,7 @@ fn accounts(server: kube::Config, manager: kube::Client, scope: Scope) -> Client
             return client.clone();
         }
         match service_account_client(&server, manager.clone(), ACCOUNTS, name, &scope) {
-            Ok(client) => made.entry(name).or_insert(client).clone(),
+            Ok(client) => made.entry(name).or_insert(fence.guard(client)).clone(),
             Err(error) => {
                 // The manager's own client was made from the same settings a moment ago.
                 tracing::error!(%error, account = name, "cannot make a client; the controller acts as the manager");
@@ -418,6 +428,26 @@ fn accounts(server: kube::Config, manager: kube::Client, scope: Scope) -> Client
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Flags {
+        #[command(flatten)]
+        manager: KubeControllerManager,
+    }
+
+    #[tokio::test]
+    async fn a_wrong_name_is_an_error_before_anything_starts() {
+        for (names, expected) in [
+            ("*,-deploymnt-controller", "did you mean \"deployment-controller\"?"),
+            // With right names the manager goes on to the kubeconfig.
+            ("*,-deployment-controller", "cannot read the kubeconfig"),
+        ] {
+            let flags = ["x", "--kubeconfig=/nonexistent/kubeconfig", "--controllers", names];
+            let error = Flags::parse_from(flags).manager.run().await.unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
 
     #[test]
     fn masks_of_pod_cidrs() {

@@ -88,7 +88,7 @@ fn controllers_and_scheduler_work_alone_and_hand_over() {
     let token = kubectl(&world, &["create", "token", "scraper"]);
     let header = format!("Authorization: Bearer {}", token.trim());
     let metrics = page(&["-H", &header], "/metrics");
-    assert!(metrics.contains("workqueue_adds_total{name=\"replicaset-controller\"}"), "{metrics}");
+    assert!(metrics.contains("workqueue_adds_total{name=\"replicaset\"}"), "{metrics}");
     assert_eq!(page(&["-H", "Authorization: Bearer wrong"], "/metrics"), "Unauthorized");
     let deployment = get(&world, &["deployment", "web"]);
     let query = format!("{graph}?uid={}", deployment["metadata"]["uid"].as_str().unwrap());

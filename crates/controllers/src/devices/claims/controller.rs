@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use ferrite_client::{
-    Api, Change, Controller, EventRecorder, EventType, Informer, ObjectKey, WorkQueue, is_not_found,
+    Api, Change, Controller, EventRecorder, EventType, Informer, ObjectKey, RateLimits, WorkQueue,
+    is_not_found,
 };
 use ferrite_json::{Value, json};
 use k8s_openapi::api::core::v1::{Pod, PodResourceClaim};
@@ -81,8 +82,8 @@ pub(crate) fn start(context: &Context) {
     controller.claims.add_index(BY_OWNER, owner_index);
     controller.claims.subscribe(measures::observe);
     let (of_pods, of_claims, of_templates) = (controller.clone(), controller.clone(), controller.clone());
-    Controller::new(NAME, context.workers(NAME), &context.scope)
-        .watches(&controller.pods, move |change, queue| of_pods.pod_changed(change, queue))
+    let kit: Controller<Task> = context.declared(NAME, context.workers(NAME), RateLimits::default());
+    kit.watches(&controller.pods, move |change, queue| of_pods.pod_changed(change, queue))
         .watches(&controller.claims, move |change, queue| of_claims.claim_changed(change, queue))
         .watches(&controller.templates, move |change, queue| {
             if !matches!(change, Change::Deleted(_)) {

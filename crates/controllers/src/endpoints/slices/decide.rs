@@ -9,6 +9,7 @@ use k8s_openapi::api::discovery::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
+use super::topology::{Refusal, Slices, Zones, is_auto};
 use crate::endpoints::addresses::{
     Port, addresses, can_answer, hostname, is_headless, ports, publishes_not_ready, target, trigger_time,
 };
@@ -29,10 +30,12 @@ pub(super) struct Plan {
     pub(super) create: Vec<EndpointSlice>,
     pub(super) update: Vec<EndpointSlice>,
     pub(super) delete: Vec<String>,
+    /// The results of the search for hints, by address family, of a Service that asks for them by annotation.
+    pub(super) hinted: Vec<(&'static str, Result<Zones<usize>, Refusal>)>,
 }
 
 /// The address families of the Service, as slices call them.
-fn families(service: &Service) -> Vec<&'static str> {
+pub(super) fn families(service: &Service) -> Vec<&'static str> {
     let families = service.spec.as_ref().and_then(|spec| spec.ip_families.as_deref()).unwrap_or_default();
     let mut named: Vec<&'static str> =
         families.iter().map(|family| if family == "IPv6" { "IPv6" } else { "IPv4" }).collect();
@@ -48,8 +51,10 @@ pub(super) fn plan(
     zone_of: impl Fn(&str) -> Option<String>,
     existing: &[Arc<EndpointSlice>],
     capacity: usize,
+    ratios: Option<&Zones<f64>>,
 ) -> Plan {
     let mut plan = Plan::default();
+    let is_auto = is_auto(service);
     let families = families(service);
     let trigger = trigger_time(service, pods.iter().map(|pod| &**pod));
     for slice in existing {
@@ -68,7 +73,14 @@ pub(super) fn plan(
         }
         let present: Vec<_> = existing.iter().filter(|slice| slice.address_type == family).collect();
         let trigger = trigger.as_deref();
-        plan_family(service, family, wanted, &present, trigger, capacity, &mut plan);
+        let mut slices = Slices::default();
+        let delete = plan_family(service, family, wanted, &present, trigger, capacity, is_auto, &mut slices);
+        if is_auto {
+            plan.hinted.push((family, slices.add_hints(ratios)));
+        }
+        plan.create.append(&mut slices.create);
+        plan.update.append(&mut slices.update);
+        plan.delete.extend(delete);
     }
     plan
 }
@@ -83,9 +95,10 @@ fn endpoint(
     let terminating = is_terminating(pod);
     let ready = publishes_not_ready(service) || serving && !terminating;
     let zone = node_name(pod).and_then(zone_of);
+    let distributes = ready && !is_auto(service);
     Endpoint {
         addresses,
-        hints: ready.then(|| hints(service, node_name(pod), zone.as_deref())).flatten(),
+        hints: distributes.then(|| hints(service, node_name(pod), zone.as_deref())).flatten(),
         conditions: Some(EndpointConditions {
             ready: Some(ready),
             serving: Some(serving),
@@ -144,6 +157,9 @@ fn ports_of(slice: &EndpointSlice) -> Vec<Port> {
     ports
 }
 
+/// Sorts the slices of a family and returns the names of those to delete. If `keeps_hints`, endpoints have the hints that they
+/// had.
+#[expect(clippy::too_many_arguments, reason = "all of them say how one family looks")]
 fn plan_family(
     service: &Service,
     family: &str,
@@ -151,8 +167,10 @@ fn plan_family(
     present: &[&Arc<EndpointSlice>],
     trigger: Option<&str>,
     capacity: usize,
-    plan: &mut Plan,
-) {
+    keeps_hints: bool,
+    slices: &mut Slices,
+) -> Vec<String> {
+    let mut delete = Vec::new();
     let labels = labels(service);
     if wanted.is_empty() {
         // One empty slice says "nobody", which is not the same as "not known yet".
@@ -170,8 +188,15 @@ fn plan_family(
         // Endpoints stay in the slice they are in, so that a change touches few slices.
         let mut filled: Vec<(&EndpointSlice, Vec<Endpoint>)> = Vec::new();
         for slice in by_ports.remove(&ports).unwrap_or_default() {
-            let kept =
-                slice.endpoints.iter().flatten().filter_map(|known| missing.remove(&uid(known))).collect();
+            let keep = |known: &Endpoint| {
+                let mut endpoint = missing.remove(&uid(known))?;
+                let is_ready = endpoint.conditions.as_ref().is_some_and(|c| c.ready == Some(true));
+                if keeps_hints && is_ready {
+                    endpoint.hints = known.hints.clone();
+                }
+                Some(endpoint)
+            };
+            let kept = slice.endpoints.iter().flatten().filter_map(keep).collect();
             filled.push((slice, kept));
         }
         // In the order of the pods, for stable results.
@@ -185,28 +210,32 @@ fn plan_family(
         let mut keep_one_empty = is_placeholder;
         for (slice, kept) in filled {
             if kept.is_empty() && !std::mem::take(&mut keep_one_empty) {
-                plan.delete.push(slice.metadata.name.clone().unwrap_or_default());
+                delete.push(slice.metadata.name.clone().unwrap_or_default());
                 continue;
             }
             if slice.endpoints.as_deref().unwrap_or_default() == kept.as_slice()
                 && slice.metadata.labels.as_ref() == Some(&labels)
             {
+                if keeps_hints {
+                    slices.unchanged.push(slice.clone());
+                }
                 continue;
             }
             let mut updated = slice.clone();
             updated.endpoints = Some(kept);
             updated.metadata.labels = Some(labels.clone());
             annotate(&mut updated.metadata, trigger);
-            plan.update.push(updated);
+            slices.update.push(updated);
         }
         while !rest.is_empty() || std::mem::take(&mut keep_one_empty) {
             let chunk: Vec<Endpoint> = rest.drain(..capacity.min(rest.len())).collect();
-            plan.create.push(new_slice(service, family, &ports, chunk, &labels, trigger));
+            slices.create.push(new_slice(service, family, &ports, chunk, &labels, trigger));
         }
     }
     for slice in by_ports.into_values().flatten() {
-        plan.delete.push(slice.metadata.name.clone().unwrap_or_default());
+        delete.push(slice.metadata.name.clone().unwrap_or_default());
     }
+    delete
 }
 
 fn annotate(meta: &mut ObjectMeta, trigger: Option<&str>) {
@@ -280,7 +309,8 @@ mod tests {
 
     fn run(service: &Service, pods: &[Arc<Pod>], existing: &[EndpointSlice]) -> Plan {
         let existing: Vec<_> = existing.iter().cloned().map(Arc::new).collect();
-        plan(service, pods, |node| Some(format!("zone-of-{node}")), &existing, CAPACITY)
+        let ratios = Zones::from([("zone-of-n1".to_owned(), 0.5), ("zone-of-n2".to_owned(), 0.5)]);
+        plan(service, pods, |node| Some(format!("zone-of-{node}")), &existing, CAPACITY, Some(&ratios))
     }
 
     /// Slices as the API would return them after a create.
@@ -334,6 +364,34 @@ mod tests {
         );
         let plan = run(&service(json!({})), &[pod(1, true, false)], &existing);
         assert_eq!(plan.update.len(), 1);
+    }
+
+    #[test]
+    fn an_annotation_shares_endpoints_out_among_zones() {
+        let mut auto = service(json!({"trafficDistribution": "PreferClose"}));
+        auto.metadata.annotations =
+            Some([("service.kubernetes.io/topology-mode".into(), "Auto".into())].into());
+        let pods: Vec<_> = (0..4).map(|n| pod(n, true, false)).collect();
+        let made = run(&auto, &pods, &[]);
+        let shares = Zones::from([("zone-of-n1".to_owned(), 2), ("zone-of-n2".to_owned(), 2)]);
+        assert_eq!(made.hinted, [("IPv4", Ok(shares.clone()))]);
+        let zone = |endpoint: &Endpoint| endpoint.hints.clone()?.for_zones?.pop().map(|zone| zone.name);
+        let has =
+            |slice: &EndpointSlice| slice.endpoints.iter().flatten().filter_map(zone).collect::<Vec<_>>();
+        assert_eq!(has(&made.create[0]), ["zone-of-n2", "zone-of-n2", "zone-of-n1", "zone-of-n1"]);
+        // Hints that are good stay, and nothing is written.
+        let existing = stored(made.create);
+        let same = run(&auto, &pods, &existing);
+        assert!(same.create.is_empty() && same.update.is_empty() && same.delete.is_empty());
+        assert_eq!(same.hinted, [("IPv4", Ok(shares))]);
+        // With too few endpoints there are none.
+        let fewer = run(&auto, &pods[..1], &existing);
+        assert!(has(&fewer.update[0]).is_empty());
+        assert!(matches!(fewer.hinted[0].1, Err(Refusal::TooFew { endpoints: 1, zones: 2 })));
+        // Without the annotation the field decides again.
+        let plain = run(&service(json!({"trafficDistribution": "PreferClose"})), &pods, &existing);
+        assert_eq!(has(&plain.update[0]), ["zone-of-n1"; 4]);
+        assert!(plain.hinted.is_empty());
     }
 
     #[test]

@@ -2,3 +2,5 @@
 
 pub(in crate::endpoints) mod controller;
 pub(in crate::endpoints) mod decide;
+mod measures;
+mod topology;

@@ -108,6 +108,11 @@ pub(crate) fn start(context: &Context) {
         })
         .watches(&controller.attachments, move |change, queue| {
             let attachment = change.object();
+            if let ferrite_client::Change::Updated { old, new } = change
+                && was_attached(old, new)
+            {
+                by_attachment.report_attached(new);
+            }
             add_node(Some(attachment.spec.node_name.clone()), queue);
             // Another node may wait for the volume.
             if let Some(volume) = &attachment.spec.source.persistent_volume_name
@@ -185,7 +190,30 @@ fn is_shared(volume: &PersistentVolume) -> bool {
     modes.is_empty() || modes.iter().any(|mode| matches!(mode.as_str(), "ReadWriteMany" | "ReadOnlyMany"))
 }
 
+/// Returns true if a volume of this controller has just been attached.
+fn was_attached(old: &VolumeAttachment, new: &VolumeAttachment) -> bool {
+    let attached = |one: &VolumeAttachment| one.status.as_ref().is_some_and(|status| status.attached);
+    is_attachment_name(name(&new.metadata)) && attached(new) && !attached(old)
+}
+
+/// Upstream's message, with the space that it ends with.
+fn attached_message(volume: &str) -> String {
+    format!("AttachVolume.Attach succeeded for volume {volume:?} ")
+}
+
 impl AttachDetach {
+    /// Records for the pods that wait for a volume that they have it.
+    fn report_attached(&self, attachment: &VolumeAttachment) {
+        let node = &attachment.spec.node_name;
+        let Some(volume) = attachment.spec.source.persistent_volume_name.as_deref() else { return };
+        for pod in self.pods.by_index(BY_NODE, node).iter().filter(|pod| !is_terminated(pod)) {
+            if self.volumes_of(pod, node).iter().any(|(_, wanted)| wanted.volume == volume) {
+                let message = attached_message(volume);
+                self.recorder.event_for(&**pod, EventType::Normal, "SuccessfulAttachVolume", message);
+            }
+        }
+    }
+
     fn has_attachments(&self, pod: &Pod) -> bool {
         node_of(pod).is_some_and(|node| self.attachments.count_by_index(ATTACHMENTS_BY_NODE, &node) > 0)
     }
@@ -486,6 +514,31 @@ mod tests {
             let said = multi_attach_message("pv", &waiting, &holders);
             assert_eq!(said, format!("Multi-Attach error for volume \"pv\" {expected}"));
         }
+    }
+
+    #[test]
+    fn an_attached_volume_is_reported_once() {
+        let attachment = |name: &str, attached: Option<bool>| -> VolumeAttachment {
+            let status = attached.map(|attached| json!({"attached": attached}));
+            let spec = json!({"attacher": "d", "nodeName": "n", "source": {"persistentVolumeName": "pv"}});
+            ferrite_json::from_value(json!({"metadata": {"name": name}, "spec": spec, "status": status}))
+                .unwrap()
+        };
+        let own = attachment_name("handle", "driver", "n");
+        for (name, old, new, expected) in [
+            (own.as_str(), None, Some(true), true),
+            (&own, Some(false), Some(true), true),
+            (&own, Some(true), Some(true), false),
+            (&own, Some(true), Some(false), false),
+            ("of-somebody-else", None, Some(true), false),
+        ] {
+            assert_eq!(
+                was_attached(&attachment(name, old), &attachment(name, new)),
+                expected,
+                "{old:?} {new:?}"
+            );
+        }
+        assert_eq!(attached_message("pv"), "AttachVolume.Attach succeeded for volume \"pv\" ");
     }
 
     #[test]

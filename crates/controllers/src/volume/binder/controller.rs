@@ -83,7 +83,7 @@ struct Binder {
 
 pub(crate) fn start(context: &Context) {
     // One worker, as upstream has one for claims and one for volumes: two claims must not race for one volume.
-    let declared: Controller<Key> = Controller::with_limits(NAME, 1, &context.scope, RateLimits::default());
+    let declared: Controller<Key> = context.declared(NAME, 1, RateLimits::default());
     let binder = Arc::new(Binder {
         provisions: context.config.dynamic_provisioning,
         client: context.client.clone(),
