@@ -209,7 +209,7 @@ impl Kubelet {
             limits,
             max_pods: config.max_pods,
             rules: NodeRules {
-                memory: limits.memory,
+                memory: machine.memory,
                 quota: config.cpu_quota,
                 swap,
                 huge_pages: huge_pages::sizes(),
