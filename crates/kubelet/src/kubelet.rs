@@ -372,6 +372,7 @@ impl Kubelet {
         scope.spawn(plugin_sockets::run(registry, handlers, scope.clone()));
         if !config.standalone {
             scope.spawn(async move { claims.remove_slices(None).await });
+        scope.spawn(csi.clone().follow_limits());
         }
         let (started, owned, all) = (context.clone(), scope.clone(), workers.clone());
         // Static pods run while the API server is away: it may be one of them.
