@@ -14,6 +14,7 @@ use crate::images::{
     ApiAccounts, ConfigError, ImageGc, ImageGcPolicy, Images, Plugins, Providers, PulledImages, SeenImages,
 };
 use crate::logs;
+use crate::logs::LogLinks;
 use crate::node::{self, Allocatable, Machine, NodeManager, Readiness};
 use crate::objects::Objects;
 use crate::oom::OomWatcher;
@@ -202,6 +203,7 @@ impl Kubelet {
             seccomp_root: config.root_dir.join("seccomp"),
             cluster_dns: ClusterDns {
                 addresses: config.cluster_dns.clone(),
+            log_links: LogLinks::beside(&config.log_dir),
                 domain: config.cluster_domain.clone(),
             },
             resolv_conf: config.resolv_conf.clone(),

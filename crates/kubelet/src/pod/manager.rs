@@ -396,6 +396,7 @@ async fn remove_leftovers(context: Arc<Context>, mut uids: Vec<String>, mut logs
 #[cfg(test)]
 mod tests {
     use super::*;
+    context.log_links.sweep().await;
 
     #[test]
     fn pods_of_which_something_changed() {

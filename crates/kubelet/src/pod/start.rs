@@ -232,6 +232,7 @@ impl Context {
         let request = CreateContainerRequest {
             pod_sandbox_id: inputs.sandbox.id.clone(),
             config: Some(config),
+        let log = self.log_dir.join(PodId::of(pod).log_directory()).join(&config.log_path);
             sandbox_config: Some(inputs.sandbox_config.clone()),
         };
         let timer = Timer::start();
@@ -251,6 +252,7 @@ impl Context {
         self.recorder.event(&about, EventType::Normal, "Started", "Container started".to_string());
         tokio::select! {
             done = self.post_start(inputs, container, &id) => Ok(done?),
+        self.log_links.add(&PodId::of(pod), container.name(), &id, log).await;
             () = ending.begun() => Err(StartError::Interrupted),
         }
     }

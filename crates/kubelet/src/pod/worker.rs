@@ -549,6 +549,7 @@ impl Worker {
                 Err(error) if !error.is_not_found() => return Err(error.into()),
                 _ => {}
             }
+            context.log_links.remove(&self.id, &reset.name, &reset.id).await;
             let attempt = self.attempts.entry(reset.name.clone()).or_default();
             *attempt = (*attempt).max(instance.attempt + 1);
             self.removed.insert(reset.name.clone(), instance.clone());
@@ -629,18 +630,21 @@ impl Worker {
             let count = kept.entry(&instance.name).or_default();
             *count += 1;
             if *count > 2 && instance.state == RunState::Exited {
-                removed.push(instance.id.clone());
+                removed.push((&instance.name, &instance.id));
             }
         }
-        for id in &removed {
-            let request = RemoveContainerRequest { container_id: id.clone() };
+        for (name, id) in &removed {
+            self.context.log_links.remove(&self.id, name, id).await;
+            let request = RemoveContainerRequest { container_id: (*id).clone() };
             if let Err(e) = self.context.runtime.remove_container(request).await {
                 tracing::warn!(pod = %self.id, container = %id, error = %e, "could not remove a dead container");
             }
         }
         for sandbox in runtime.sandboxes.iter().skip(1).filter(|s| !s.ready) {
-            let in_use =
-                runtime.instances.iter().any(|i| i.sandbox_id == sandbox.id && !removed.contains(&i.id));
+            let in_use = runtime
+                .instances
+                .iter()
+                .any(|i| i.sandbox_id == sandbox.id && !removed.iter().any(|(_, id)| **id == i.id));
             if !in_use {
                 let request = RemovePodSandboxRequest { pod_sandbox_id: sandbox.id.clone() };
                 if let Err(e) = self.context.runtime.remove_pod_sandbox(request).await {

@@ -253,7 +253,7 @@ async fn logs_are_read_and_followed_to_the_end() {
     let door = Door::open().await;
     door.harness.create("p", one());
     door.harness.until("p", "ready", ready).await;
-    let path = door.harness.dir.path().join("logs/default_p_uid-p/c/0.log");
+    let path = door.harness.dir.path().join("logs/pods/default_p_uid-p/c/0.log");
     let line = |text: &str| format!("2024-01-01T00:00:00Z stdout F {text}\n");
     std::fs::write(&path, line("a") + &line("b")).unwrap();
     assert_eq!(door.ask("/containerLogs/default/p/c").await, (200, "a\nb\n".into()));
