@@ -34,6 +34,7 @@ use crate::topology::{CpuTopology, NodeReserve, ResourceManager, ResourceStartEr
 use crate::userns::UserNamespaces;
 use crate::volumes::csi::CsiPlugins;
 use crate::volumes::{Volumes, VolumesConfig, local_path};
+use crate::watchdog::{self, WatchdogError};
 use ferrite_cgroup::{CgroupError, Layout};
 use ferrite_client::{Api, Events, Informer, ListSelector, Scope};
 use ferrite_cri::v1::{
@@ -62,6 +63,8 @@ pub enum StartError {
     /// A pod's range of users could be given away twice.
     #[error("could not read the user namespaces of pods: {0}; remove the file once no pod of that UID runs")]
     UserNamespaces(String),
+    #[error("the watchdog of systemd")]
+    Watchdog(#[from] WatchdogError),
     #[error("eviction")]
     Eviction(#[source] ThresholdError),
     #[error("the managers of processors and devices cannot start")]
@@ -272,7 +275,7 @@ impl Kubelet {
             None => None,
         };
         if let Some(address) = config.healthz_address {
-            server::start_health(address, &scope)
+            server::start_health(context.clone(), address, &scope)
                 .await
                 .map_err(|source| StartError::Listen { address, source })?;
         }
@@ -313,6 +316,9 @@ impl Kubelet {
             changed: refresh.clone(),
         };
         scope.spawn(eviction.run());
+        if let Some((interval, socket)) = watchdog::settings()? {
+            scope.spawn(watchdog::run(context.clone(), interval, socket));
+        }
         scope.spawn(enforcement::run(context.clone(), config.clone(), machine.clone()));
         if config.standalone && !config.pod_cidr.is_empty() {
             let network_config = Some(NetworkConfig { pod_cidr: config.pod_cidr.clone() });
