@@ -4,7 +4,7 @@ use crate::cgroup::{Cgroups, enforcement};
 use crate::claims::{Claims, DraPlugins};
 use crate::clock::Clock;
 use crate::config::Config;
-use crate::container::dns::ClusterDns;
+use crate::container::dns::{self, ClusterDns};
 use crate::container::env::ApiAddress;
 use crate::container::resources::{NodeRules, NodeSwap};
 use crate::container::{apparmor, huge_pages, sysctl};
@@ -36,7 +36,7 @@ use crate::volumes::csi::CsiPlugins;
 use crate::volumes::{Volumes, VolumesConfig, local_path};
 use crate::watchdog::{self, WatchdogError};
 use ferrite_cgroup::{CgroupError, Layout};
-use ferrite_client::{Api, Events, Informer, ListSelector, Scope};
+use ferrite_client::{Api, EventType, Events, Informer, ListSelector, Scope};
 use ferrite_cri::v1::{
     CgroupDriver, NetworkConfig, RuntimeConfig as CriRuntimeConfig, RuntimeConfigRequest,
     UpdateRuntimeConfigRequest, VersionRequest,
@@ -203,10 +203,10 @@ impl Kubelet {
             node_hostname: machine.hostname.clone(),
             host_ips: config.node_ips.iter().map(ToString::to_string).collect(),
             log_dir: config.log_dir.clone(),
+            log_links: LogLinks::beside(&config.log_dir),
             seccomp_root: config.root_dir.join("seccomp"),
             cluster_dns: ClusterDns {
                 addresses: config.cluster_dns.clone(),
-            log_links: LogLinks::beside(&config.log_dir),
                 domain: config.cluster_domain.clone(),
             },
             resolv_conf: config.resolv_conf.clone(),
@@ -326,6 +326,11 @@ impl Kubelet {
                 UpdateRuntimeConfigRequest { runtime_config: Some(CriRuntimeConfig { network_config }) };
             runtime.update_runtime_config(request).await.map_err(StartError::Runtime)?;
         }
+        let node_dns = dns::read_resolv_conf(&context.resolv_conf);
+        if let Some(problem) = dns::limits_exceeded(&context.resolv_conf, &context.cluster_dns, &node_dns) {
+            let about = node::reference(&config.node_name);
+            recorder.event(&about, EventType::Warning, "CheckLimitsForResolvConf", problem);
+        }
         let node = NodeManager {
             config: config.clone(),
             machine,
@@ -367,6 +372,7 @@ impl Kubelet {
         scope.spawn(resources.follow(context.runtime.clone()));
         let csi = context.volumes.csi().clone();
         scope.spawn(csi.clone().report());
+        scope.spawn(csi.clone().follow_limits());
         let resources_dir = config.root_dir.join("pod-resources");
         pod_resources::serve(&resources_dir, context.clone(), &scope)
             .map_err(|source| StartError::Directory { path: resources_dir, source })?;
@@ -380,7 +386,6 @@ impl Kubelet {
         scope.spawn(plugin_sockets::run(registry, handlers, scope.clone()));
         if !config.standalone {
             scope.spawn(async move { claims.remove_slices(None).await });
-        scope.spawn(csi.clone().follow_limits());
         }
         let (started, owned, all) = (context.clone(), scope.clone(), workers.clone());
         // Static pods run while the API server is away: it may be one of them.
