@@ -1,7 +1,9 @@
 //! Named health checks, answered as upstream's components answer them.
 
 use std::fmt::Write;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
+
+use crate::metrics::{Counter, Family, Gauge, Registry};
 
 /// A check: its name, and the function that says why it fails.
 #[derive(Clone)]
@@ -34,6 +36,52 @@ pub struct Report {
     pub body: String,
 }
 
+/// As [`report`], with the query of the request: `exclude=NAME` as often as one likes, and `verbose`.
+pub fn respond(endpoint: &str, checks: &[Check], single: Option<&str>, query: &str) -> Report {
+    let pairs = || query.split('&').map(|pair| pair.split_once('=').unwrap_or((pair, "")));
+    let excluded: Vec<String> =
+        pairs().filter(|(key, _)| *key == "exclude").map(|(_, value)| value.to_owned()).collect();
+    let verbose = pairs().any(|(key, _)| key == "verbose");
+    report(endpoint, checks, single.filter(|name| !name.is_empty()), &excluded, verbose)
+}
+
+/// The results of checks, for service levels. They have a registry of their own, as upstream.
+struct Results {
+    registry: Registry,
+    last: Arc<Family<Gauge>>,
+    total: Arc<Family<Counter>>,
+}
+
+static RESULTS: LazyLock<Results> = LazyLock::new(|| {
+    let registry = Registry::default();
+    let last = registry.gauge(
+        "kubernetes_healthcheck",
+        "Whether a check passed when it was last made.",
+        &["name", "type"],
+    );
+    let total = registry.counter(
+        "kubernetes_healthchecks_total",
+        "Checks that were made, by their result.",
+        &["name", "status", "type"],
+    );
+    Results { registry, last, total }
+});
+
+/// `/metrics/slis`: the results so far.
+pub fn results() -> String {
+    RESULTS.registry.text()
+}
+
+impl Check {
+    fn result(&self, endpoint: &str) -> Result<(), String> {
+        let result = (self.run)();
+        let status = if result.is_ok() { "success" } else { "error" };
+        RESULTS.last.with(&[self.name, endpoint]).set(i64::from(result.is_ok()));
+        RESULTS.total.with(&[self.name, status, endpoint]).increment();
+        result
+    }
+}
+
 /// Runs the checks of `endpoint` (`healthz`, `livez` or `readyz`), or only the one that `single` names. Checks in
 /// `excluded` are not run. The body is short unless a check fails or `verbose` asks for all of it.
 pub fn report(
@@ -46,7 +94,7 @@ pub fn report(
     if let Some(name) = single {
         return match checks.iter().find(|check| check.name == name) {
             None => Report { code: 404, body: "404 page not found\n".to_owned() },
-            Some(check) => match (check.run)() {
+            Some(check) => match check.result(endpoint) {
                 Ok(()) => Report { code: 200, body: "ok".to_owned() },
                 Err(reason) => Report { code: 500, body: format!("internal server error: {reason}\n") },
             },
@@ -57,7 +105,7 @@ pub fn report(
     for check in checks {
         let line = if excluded.iter().any(|name| name == check.name) {
             format!("[+]{} excluded: ok", check.name)
-        } else if (check.run)().is_ok() {
+        } else if check.result(endpoint).is_ok() {
             format!("[+]{} ok", check.name)
         } else {
             failed = true;
@@ -94,5 +142,16 @@ mod tests {
         assert_eq!((all.code, all.body.as_str()), (500, expected));
         let excluded = ["leaderElection".to_owned()];
         assert_eq!(report("readyz", &checks, None, &excluded, false), ok("ok"));
+        assert_eq!(respond("readyz", &checks, Some(""), "exclude=leaderElection"), ok("ok"));
+        let verbose = respond("readyz", &checks, None, "verbose&exclude=leaderElection");
+        assert_eq!(verbose, ok("[+]ping ok\n[+]leaderElection excluded: ok\nreadyz check passed\n"));
+        let results = results();
+        for line in [
+            "kubernetes_healthcheck{name=\"ping\",type=\"readyz\"} 1\n",
+            "kubernetes_healthcheck{name=\"leaderElection\",type=\"readyz\"} 0\n",
+            "kubernetes_healthchecks_total{name=\"leaderElection\",status=\"error\",type=\"readyz\"} 1\n",
+        ] {
+            assert!(results.contains(line), "{line} in {results}");
+        }
     }
 }

@@ -186,27 +186,14 @@ impl Endpoint {
                 if first == "readyz" {
                     checks.extend(self.options.ready.iter().cloned());
                 }
-                let pairs: Vec<(&str, &str)> =
-                    query.split('&').map(|pair| pair.split_once('=').unwrap_or((pair, ""))).collect();
-                let excluded: Vec<String> = pairs
-                    .iter()
-                    .filter(|(key, _)| *key == "exclude")
-                    .map(|(_, value)| (*value).to_owned())
-                    .collect();
-                let verbose = pairs.iter().any(|(key, _)| *key == "verbose");
-                let report = health::report(
-                    first,
-                    &checks,
-                    single.filter(|name| !name.is_empty()),
-                    &excluded,
-                    verbose,
-                );
+                let report = health::respond(first, &checks, single, query);
                 text(
                     StatusCode::from_u16(report.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR),
                     report.body,
                 )
             }
             ("metrics", None) => page(StatusCode::OK, metrics::CONTENT_TYPE, metrics::registry().text()),
+            ("metrics", Some("slis")) => page(StatusCode::OK, metrics::CONTENT_TYPE, health::results()),
             ("configz", None) if self.options.config.is_some() => {
                 let body =
                     self.options.config.as_ref().and_then(|config| ferrite_json::to_string(config).ok());

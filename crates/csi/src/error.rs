@@ -37,6 +37,11 @@ impl CallError {
         }
     }
 
+    /// Returns true if the same call would be refused again. As upstream: a part of the final errors.
+    pub fn is_infeasible(&self) -> bool {
+        matches!(self, Self::Refused { code: Code::InvalidArgument | Code::OutOfRange | Code::NotFound, .. })
+    }
+
     /// The code of the driver's answer.
     pub fn code(&self) -> Code {
         match self {

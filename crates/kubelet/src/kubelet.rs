@@ -4,7 +4,7 @@ use crate::cgroup::{Cgroups, enforcement};
 use crate::claims::{Claims, DraPlugins};
 use crate::clock::Clock;
 use crate::config::Config;
-use crate::container::dns::ClusterDns;
+use crate::container::dns::{self, ClusterDns};
 use crate::container::env::ApiAddress;
 use crate::container::resources::{NodeRules, NodeSwap};
 use crate::container::{apparmor, huge_pages, sysctl};
@@ -14,6 +14,7 @@ use crate::images::{
     ApiAccounts, ConfigError, ImageGc, ImageGcPolicy, Images, Plugins, Providers, PulledImages, SeenImages,
 };
 use crate::logs;
+use crate::logs::LogLinks;
 use crate::node::{self, Allocatable, Machine, NodeManager, Readiness};
 use crate::objects::Objects;
 use crate::oom::OomWatcher;
@@ -33,8 +34,9 @@ use crate::topology::{CpuTopology, NodeReserve, ResourceManager, ResourceStartEr
 use crate::userns::UserNamespaces;
 use crate::volumes::csi::CsiPlugins;
 use crate::volumes::{Volumes, VolumesConfig, local_path};
+use crate::watchdog::{self, WatchdogError};
 use ferrite_cgroup::{CgroupError, Layout};
-use ferrite_client::{Api, Events, Informer, ListSelector, Scope};
+use ferrite_client::{Api, EventType, Events, Informer, ListSelector, Scope};
 use ferrite_cri::v1::{
     CgroupDriver, NetworkConfig, RuntimeConfig as CriRuntimeConfig, RuntimeConfigRequest,
     UpdateRuntimeConfigRequest, VersionRequest,
@@ -61,6 +63,8 @@ pub enum StartError {
     /// A pod's range of users could be given away twice.
     #[error("could not read the user namespaces of pods: {0}; remove the file once no pod of that UID runs")]
     UserNamespaces(String),
+    #[error("the watchdog of systemd")]
+    Watchdog(#[from] WatchdogError),
     #[error("eviction")]
     Eviction(#[source] ThresholdError),
     #[error("the managers of processors and devices cannot start")]
@@ -199,6 +203,7 @@ impl Kubelet {
             node_hostname: machine.hostname.clone(),
             host_ips: config.node_ips.iter().map(ToString::to_string).collect(),
             log_dir: config.log_dir.clone(),
+            log_links: LogLinks::beside(&config.log_dir),
             seccomp_root: config.root_dir.join("seccomp"),
             cluster_dns: ClusterDns {
                 addresses: config.cluster_dns.clone(),
@@ -209,7 +214,7 @@ impl Kubelet {
             limits,
             max_pods: config.max_pods,
             rules: NodeRules {
-                memory: limits.memory,
+                memory: machine.memory,
                 quota: config.cpu_quota,
                 swap,
                 huge_pages: huge_pages::sizes(),
@@ -270,7 +275,7 @@ impl Kubelet {
             None => None,
         };
         if let Some(address) = config.healthz_address {
-            server::start_health(address, &scope)
+            server::start_health(context.clone(), address, &scope)
                 .await
                 .map_err(|source| StartError::Listen { address, source })?;
         }
@@ -311,12 +316,20 @@ impl Kubelet {
             changed: refresh.clone(),
         };
         scope.spawn(eviction.run());
+        if let Some((interval, socket)) = watchdog::settings()? {
+            scope.spawn(watchdog::run(context.clone(), interval, socket));
+        }
         scope.spawn(enforcement::run(context.clone(), config.clone(), machine.clone()));
         if config.standalone && !config.pod_cidr.is_empty() {
             let network_config = Some(NetworkConfig { pod_cidr: config.pod_cidr.clone() });
             let request =
                 UpdateRuntimeConfigRequest { runtime_config: Some(CriRuntimeConfig { network_config }) };
             runtime.update_runtime_config(request).await.map_err(StartError::Runtime)?;
+        }
+        let node_dns = dns::read_resolv_conf(&context.resolv_conf);
+        if let Some(problem) = dns::limits_exceeded(&context.resolv_conf, &context.cluster_dns, &node_dns) {
+            let about = node::reference(&config.node_name);
+            recorder.event(&about, EventType::Warning, "CheckLimitsForResolvConf", problem);
         }
         let node = NodeManager {
             config: config.clone(),
@@ -359,6 +372,7 @@ impl Kubelet {
         scope.spawn(resources.follow(context.runtime.clone()));
         let csi = context.volumes.csi().clone();
         scope.spawn(csi.clone().report());
+        scope.spawn(csi.clone().follow_limits());
         let resources_dir = config.root_dir.join("pod-resources");
         pod_resources::serve(&resources_dir, context.clone(), &scope)
             .map_err(|source| StartError::Directory { path: resources_dir, source })?;

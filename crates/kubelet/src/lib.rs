@@ -38,6 +38,7 @@ mod testing;
 mod topology;
 mod userns;
 mod volumes;
+mod watchdog;
 
 pub use cgroup::{Enforcement, GroupLimits, ReservedGroup};
 pub use config::{Authorization, Config, ExternalCloudProvider, KubeletAccess};
@@ -54,3 +55,4 @@ pub use topology::{
     MemoryStartError, NumaReservation, ResourceSettings, ResourceStartError, TopologyPolicy, TopologyScope,
     cpu_count,
 };
+pub use watchdog::WatchdogError;

@@ -6,6 +6,8 @@ use k8s_openapi::api::core::v1::Pod;
 use std::net::IpAddr;
 use std::path::Path;
 
+/// Resolvers of some C libraries end the process at a longer domain.
+const MAX_DOMAIN: usize = 253;
 const MAX_NAMESERVERS: usize = 3;
 const MAX_SEARCHES: usize = 32;
 /// Of the search list in its line, spaces included.
@@ -47,6 +49,15 @@ fn without_dot(domain: &str) -> String {
 
 /// The resolver configuration of a pod: its policy, then its own additions.
 pub(crate) fn pod_dns(pod: &Pod, cluster: &ClusterDns, node: &DnsConfig) -> DnsConfig {
+    form(pod, cluster, node).0
+}
+
+/// Tells what the pod's configuration leaves out, because resolvers would not read it.
+pub(crate) fn omissions(pod: &Pod, cluster: &ClusterDns, node: &DnsConfig) -> Vec<String> {
+    form(pod, cluster, node).1
+}
+
+fn form(pod: &Pod, cluster: &ClusterDns, node: &DnsConfig) -> (DnsConfig, Vec<String>) {
     let spec = model::spec(pod);
     let policy = match spec.dns_policy.as_deref() {
         // A pod on the node's network resolves as the node does unless it asks for the cluster's names.
@@ -82,8 +93,17 @@ pub(crate) fn pod_dns(pod: &Pod, cluster: &ClusterDns, node: &DnsConfig) -> DnsC
     }
     dedup(&mut dns.servers);
     dedup(&mut dns.searches);
-    dns.servers.truncate(MAX_NAMESERVERS);
+    let mut omitted = Vec::new();
+    if dns.servers.len() > MAX_NAMESERVERS {
+        dns.servers.truncate(MAX_NAMESERVERS);
+        omitted.push(format!(
+            "Nameserver limits were exceeded, some nameservers have been omitted, the applied nameserver line is: {}",
+            dns.servers.join(" ")
+        ));
+    }
+    let wanted = dns.searches.len();
     dns.searches.truncate(MAX_SEARCHES);
+    dns.searches.retain(|domain| domain.len() <= MAX_DOMAIN);
     let mut characters = 0;
     // Every domain but the first has a space before it.
     let fitting = dns.searches.iter().take_while(|domain| {
@@ -92,7 +112,35 @@ pub(crate) fn pod_dns(pod: &Pod, cluster: &ClusterDns, node: &DnsConfig) -> DnsC
     });
     let fitting = fitting.count();
     dns.searches.truncate(fitting);
-    dns
+    if dns.searches.len() < wanted {
+        omitted.push(format!(
+            "Search Line limits were exceeded, some search paths have been omitted, the applied search line is: {}",
+            dns.searches.join(" ")
+        ));
+    }
+    (dns, omitted)
+}
+
+/// The reason why the node's own file gives pods less than it says. `file` names it.
+pub(crate) fn limits_exceeded(file: &Path, cluster: &ClusterDns, node: &DnsConfig) -> Option<String> {
+    let file = file.display();
+    // Three domains of the cluster come first.
+    let most = if cluster.domain.is_empty() { MAX_SEARCHES } else { MAX_SEARCHES - 3 };
+    if node.searches.len() > most {
+        return Some(format!(
+            "Resolv.conf file '{file}' contains search line consisting of more than {most} domains!"
+        ));
+    }
+    if node.searches.iter().any(|domain| domain.len() > MAX_DOMAIN) {
+        return Some(format!(
+            "Resolv.conf file \"{file}\" contains a search path which length is more than allowed {MAX_DOMAIN} chars!"
+        ));
+    }
+    (node.searches.join(" ").len() > MAX_SEARCH_CHARACTERS).then(|| {
+        format!(
+            "Resolv.conf file '{file}' contains search line which length is more than allowed {MAX_SEARCH_CHARACTERS} chars!"
+        )
+    })
 }
 
 fn dedup(list: &mut Vec<String>) {
@@ -134,10 +182,50 @@ mod tests {
         let own = json!({"containers": [], "dnsPolicy": "None", "dnsConfig": {
             "nameservers": ["1.1.1.1", "1.1.1.1"], "searches": ["a"], "options": [{"name": "ndots", "value": "2"}, {"name": "edns0"}]}});
         let own = run(own, Some("10.96.0.10"));
-        let long: Vec<String> = (0..9).map(|n| format!("{n}{}", "x".repeat(253))).collect();
+        let long: Vec<String> = (0..9).map(|n| format!("{n}{}", "x".repeat(252))).collect();
         let long = run(json!({"containers": [], "dnsPolicy": "None", "dnsConfig": {"searches": long}}), None);
-        assert_eq!(long.searches.len(), 8, "eight of 254 and the spaces between are 2039 characters");
+        assert_eq!(long.searches.len(), 8, "eight of 253 and the spaces between are 2031 characters");
         assert_eq!(parse_resolv_conf("search a. b .").searches, ["a", "b", "."]);
         assert_eq!((own.servers.len(), own.options), (1, vec!["ndots:2".to_string(), "edns0".to_string()]));
+    }
+
+    #[test]
+    fn omissions_are_told() {
+        let cluster = ClusterDns { addresses: Vec::new(), domain: "cluster.local".into() };
+        let node = DnsConfig::default();
+        let long = "x".repeat(254);
+        for (config, expected) in [
+            (json!({"nameservers": ["1.1.1.1", "1.1.1.1", "1.1.1.2", "1.1.1.3"], "searches": ["a"]}), vec![]),
+            (
+                json!({"nameservers": ["1.1.1.1", "1.1.1.2", "1.1.1.3", "1.1.1.4"], "searches": ["a", &long]}),
+                vec![
+                    "Nameserver limits were exceeded, some nameservers have been omitted, the applied nameserver line is: 1.1.1.1 1.1.1.2 1.1.1.3",
+                    "Search Line limits were exceeded, some search paths have been omitted, the applied search line is: a",
+                ],
+            ),
+        ] {
+            let spec = json!({"containers": [], "dnsPolicy": "None", "dnsConfig": config});
+            let pod: Pod = ferrite_json::from_value(json!({"spec": spec})).unwrap();
+            assert_eq!(omissions(&pod, &cluster, &node), expected);
+        }
+    }
+
+    #[test]
+    fn the_nodes_file_is_checked() {
+        let cluster = ClusterDns { addresses: Vec::new(), domain: "cluster.local".into() };
+        let domains = |count: usize, length: usize| DnsConfig {
+            searches: (0..count).map(|n| format!("{n:0length$}")).collect(),
+            ..DnsConfig::default()
+        };
+        for (node, part) in [
+            (domains(29, 5), None),
+            (domains(30, 5), Some("more than 29 domains")),
+            (domains(1, 254), Some("more than allowed 253 chars")),
+            (domains(9, 253), Some("more than allowed 2048 chars")),
+        ] {
+            let found = limits_exceeded(Path::new("/etc/resolv.conf"), &cluster, &node);
+            assert_eq!(found.is_some(), part.is_some(), "{found:?}");
+            assert!(found.unwrap_or_default().contains(part.unwrap_or_default()));
+        }
     }
 }

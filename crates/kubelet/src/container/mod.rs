@@ -10,6 +10,7 @@ pub(crate) mod expand;
 pub(crate) mod fields;
 pub(crate) mod hosts;
 pub(crate) mod huge_pages;
+mod oom_score;
 pub(crate) mod read_only;
 pub(crate) mod resources;
 pub(crate) mod sandbox;

@@ -1,6 +1,6 @@
 //! Requests and limits as the kernel's numbers.
 
-use super::huge_pages;
+use super::{huge_pages, oom_score};
 use crate::pod::model::{self, ContainerKind, QosClass};
 use crate::quantity;
 use crate::topology::ContainerCpus;
@@ -85,7 +85,7 @@ fn is_critical(pod: &Pod) -> bool {
 /// The node's rules for the resources of containers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NodeRules {
-    /// Memory of the node that pods may use, in bytes.
+    /// Memory of the machine, in bytes.
     pub memory: i64,
     pub quota: CpuQuota,
     /// None where the kernel cannot limit a container's swap.
@@ -106,33 +106,6 @@ pub(crate) fn cpu_shares(milli: i64) -> i64 {
 pub(crate) fn milli_of_shares(shares: u64) -> i64 {
     let shares = i64::try_from(shares).unwrap_or(MAX_SHARES).clamp(0, MAX_SHARES);
     if shares < MIN_SHARES { 0 } else { (shares * 1000 + SHARES_PER_CPU - 1) / SHARES_PER_CPU }
-}
-
-/// The OOM score adjustment of this container: the kernel kills processes with high scores first.
-pub(crate) fn oom_score_adj(pod: &Pod, container: &Container, node_memory: i64) -> i64 {
-    // Pods the node cannot do without, as upstream.
-    if model::spec(pod).priority.is_some_and(|p| p >= 2_000_001_000) {
-        return -997;
-    }
-    match model::qos_class(pod) {
-        QosClass::Guaranteed => -997,
-        QosClass::BestEffort => 1000,
-        QosClass::Burstable => {
-            let requests = container.resources.as_ref().and_then(|r| r.requests.as_ref());
-            let request = quantity::value_of(requests, "memory").unwrap_or(0);
-            if node_memory <= 0 {
-                return 999;
-            }
-            let score = 1000 - request.saturating_mul(1000) / node_memory;
-            if score < 3 {
-                3
-            } else if score == 1000 {
-                999
-            } else {
-                score
-            }
-        }
-    }
 }
 
 /// The resource limits of one container.
@@ -158,7 +131,7 @@ pub(crate) fn container_resources(
         cpu_quota: rules.quota.of(cpu_limit),
         cpu_shares: cpu_shares(cpu_request),
         memory_limit_in_bytes: memory,
-        oom_score_adj: oom_score_adj(pod, container, rules.memory),
+        oom_score_adj: oom_score::adjustment(pod, container, rules.memory),
         hugepage_limits: huge_pages::of_container(pod, container, rules.huge_pages),
         unified: swap.into_iter().collect(),
         ..LinuxContainerResources::default()
@@ -359,20 +332,6 @@ mod tests {
                 container_resources(&p, &p.spec.as_ref().unwrap().containers[0], &without).unified.is_empty()
             );
         }
-    }
-
-    #[test]
-    fn oom_scores_follow_the_quality_of_service() {
-        let one = |resources: Value| {
-            let p = pod(json!({"containers": [{"name": "c", "resources": resources}]}));
-            let c = p.spec.as_ref().unwrap().containers[0].clone();
-            oom_score_adj(&p, &c, 1000)
-        };
-        assert_eq!(one(json!({})), 1000);
-        assert_eq!(one(json!({"limits": {"cpu": "1", "memory": "10"}})), -997);
-        assert_eq!(one(json!({"requests": {"memory": "250"}})), 750);
-        assert_eq!(one(json!({"requests": {"memory": "1000"}})), 3);
-        assert_eq!(one(json!({"requests": {"cpu": "1"}})), 999);
     }
 
     #[test]

@@ -2,10 +2,12 @@
 
 mod changes;
 mod line;
+mod links;
 mod reader;
 mod rotate;
 
 pub(crate) use line::LogOptions;
+pub(crate) use links::LogLinks;
 pub(crate) use reader::{LogEnd, stream};
 pub use rotate::LogLimits;
 pub(crate) use rotate::run as rotate;

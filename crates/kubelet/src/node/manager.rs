@@ -1,5 +1,6 @@
 //! Keeps the Node object true: registers it, reports changes at once and everything now and then.
 
+use super::events::{self, NodeEvent};
 use super::features::RuntimeFeatures;
 use super::machine::Machine;
 use super::status::{self, Observed};
@@ -121,6 +122,13 @@ impl NodeManager {
         scope.spawn(self.report(informer));
     }
 
+    fn tell(&self, events: impl IntoIterator<Item = NodeEvent>) {
+        let about = reference(&self.config.node_name);
+        for (kind, reason, message) in events {
+            self.recorder.event(&about, kind, reason, message);
+        }
+    }
+
     fn labels(&self) -> BTreeMap<String, String> {
         labels(&self.config, &self.machine)
     }
@@ -184,7 +192,11 @@ impl NodeManager {
                 spec: Some(self.spec()),
                 status: Some(status),
             };
-            let result = match nodes.create(&PostParams::default(), &node).await {
+            let made = nodes.create(&PostParams::default(), &node).await;
+            if let (Ok(_), Some(status)) = (&made, &node.status) {
+                self.tell(events::of_status(&self.config.node_name, &NodeStatus::default(), status));
+            }
+            let result = match made {
                 Err(e) if is_already_exists(&e) => {
                     let patch =
                         json!({"metadata": {"labels": self.labels(), "annotations": self.annotations()}});
@@ -224,7 +236,7 @@ impl NodeManager {
         informer.synced().await;
         let key = ferrite_client::ObjectKey::cluster(&self.config.node_name);
         let mut due = tokio::time::Instant::now();
-        let mut was_ready = None;
+        let (mut was_ready, mut was_unschedulable) = (None, false);
         let mut asked = true;
         let mut backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(10), 0.2);
         loop {
@@ -241,6 +253,10 @@ impl NodeManager {
                     }
                     None => self.register().await,
                     Some(node) => {
+                        let unschedulable = node.spec.as_ref().and_then(|s| s.unschedulable).unwrap_or(false);
+                        let name = &self.config.node_name;
+                        self.tell(events::of_scheduling(name, was_unschedulable, unschedulable));
+                        was_unschedulable = unschedulable;
                         let force = now >= due;
                         written = self.write(&node, force).await;
                         if written && force {
@@ -251,8 +267,7 @@ impl NodeManager {
             }
             if was_ready != Some(ready) {
                 let reason = if ready { "NodeReady" } else { "NodeNotReady" };
-                let message = format!("Node {} status is now: {reason}", self.config.node_name);
-                self.recorder.event(&reference(&self.config.node_name), EventType::Normal, reason, message);
+                self.tell([events::status_is_now(&self.config.node_name, reason)]);
                 was_ready = Some(ready);
             }
             if !written {
@@ -291,7 +306,10 @@ impl NodeManager {
             let patch = json!({"metadata": {"resourceVersion": node.metadata.resource_version}, "status": difference});
             let name = &self.config.node_name;
             match nodes.patch_status(name, &PatchParams::default(), &Patch::Merge(patch)).await {
-                Ok(_) => return true,
+                Ok(_) => {
+                    self.tell(events::of_status(name, &before, &after));
+                    return true;
+                }
                 Err(e) if is_conflict(&e) => match nodes.get(name).await {
                     Ok(fresh) => node = fresh,
                     Err(_) => return false,

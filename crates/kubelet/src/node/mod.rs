@@ -1,5 +1,6 @@
 //! The Node object: registration, status, lease.
 
+mod events;
 mod features;
 mod lease;
 mod machine;

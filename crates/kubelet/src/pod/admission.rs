@@ -66,7 +66,7 @@ impl Insufficient {
         refusal(
             &format!("OutOf{resource}"),
             format!(
-                "Pod was rejected: Node didn't have enough resource: {resource}, requested: {requested}, used: {used}, capacity: {capacity}"
+                "Node didn't have enough resource: {resource}, requested: {requested}, used: {used}, capacity: {capacity}"
             ),
         )
     }
@@ -101,9 +101,7 @@ pub(crate) fn admit<'a>(
             Ok(victims) => Admission::After(victims),
             Err(e) => Admission::Refused(refusal(
                 "UnexpectedAdmissionError",
-                format!(
-                    "Pod was rejected: Unexpected error while attempting to recover from admission failure: {e}"
-                ),
+                format!("Unexpected error while attempting to recover from admission failure: {e}"),
             )),
         },
         Ok(insufficient) => Admission::Refused(insufficient[0].verdict()),
@@ -122,7 +120,7 @@ pub(crate) fn check_pressure(pod: &Resident<'_>, pressures: &Pressures) -> Resul
         }
     }
     let names: Vec<&str> = pressures.iter().map(|pressure| pressure.name()).collect();
-    Err(refusal("Evicted", format!("Pod was rejected: The node had condition: [{}]. ", names.join(" "))))
+    Err(refusal("Evicted", format!("The node had condition: [{}]. ", names.join(" "))))
 }
 
 /// Returns the resources of which the node has too little; other reasons are final.
@@ -143,9 +141,7 @@ fn check(
     if let Some(first) = insufficient.first().filter(|_| !critical) {
         return Err(first.verdict());
     }
-    let failed = |name: &str, why: &str| {
-        Err(refusal(name, format!("Pod was rejected: Predicate {name} failed: {why}")))
-    };
+    let failed = |name: &str, why: &str| Err(refusal(name, format!("Predicate {name} failed: {why}")));
     if !predicates::matches_node(pod, &node.name, &node.labels) {
         return failed("NodeAffinity", "node(s) didn't match Pod's node affinity/selector");
     }
@@ -405,7 +401,7 @@ mod tests {
         let message = admit(&cpu("600m"), &[cpu("500m")], &offer, &labels).unwrap().message;
         assert_eq!(
             message,
-            "Pod was rejected: Node didn't have enough resource: cpu, requested: 600, used: 500, capacity: 1000"
+            "Node didn't have enough resource: cpu, requested: 600, used: 500, capacity: 1000"
         );
     }
 
@@ -475,7 +471,7 @@ mod tests {
             assert_eq!(got.is_ok(), expected, "{what}");
         }
         let refused = check_pressure(&Resident { pod: &best, local: false }, &[Memory].into());
-        let message = "Pod was rejected: The node had condition: [MemoryPressure]. ";
+        let message = "The node had condition: [MemoryPressure]. ";
         assert_eq!(refused.unwrap_err().message, message);
     }
 }

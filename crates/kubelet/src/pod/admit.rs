@@ -31,23 +31,21 @@ impl Worker {
             return false;
         }
         let (reason, message) = e.refusal();
-        let message = format!("Pod was rejected: {message}");
-        context.event(pod, EventType::Warning, reason, message.clone());
-        self.verdict = Some(Verdict { reason: reason.into(), message, disruption: None, grace: None });
+        self.reject(pod, reason, &message);
         true
     }
 
+    /// As upstream: the event has the bare message.
+    fn reject(&mut self, pod: &Pod, reason: &str, message: &str) {
+        self.context.event(pod, EventType::Warning, reason, message);
+        let message = format!("Pod was rejected: {message}");
+        self.verdict = Some(Verdict { reason: reason.into(), message, disruption: None, grace: None });
+    }
+
     fn decide_admission(&mut self, pod: &Pod) -> bool {
-        let context = &self.context;
+        let context = self.context.clone();
         if *context.shutting_down.borrow() {
-            let (reason, message) = (shutdown::REFUSED_REASON, shutdown::REFUSED_MESSAGE);
-            context.event(pod, EventType::Warning, reason, message);
-            self.verdict = Some(Verdict {
-                reason: reason.into(),
-                message: message.into(),
-                disruption: None,
-                grace: None,
-            });
+            self.reject(pod, shutdown::REFUSED_REASON, shutdown::REFUSED_MESSAGE);
             return true;
         }
         let (offer, node_state) = self.offer();
@@ -68,15 +66,13 @@ impl Worker {
             allocated.iter().map(|(pod, local)| Resident { pod, local: *local }).collect();
         let resident = Resident { pod, local: self.local };
         if let Err(verdict) = admission::check_pressure(&resident, &context.pressures.borrow()) {
-            context.event(pod, EventType::Warning, &verdict.reason, verdict.message.clone());
-            self.verdict = Some(verdict);
+            self.reject(pod, &verdict.reason, &verdict.message);
             return true;
         }
         match admission::admit(&resident, &residents, &offer, &node_state) {
             Admission::Admitted => true,
             Admission::Refused(verdict) => {
-                context.event(pod, EventType::Warning, &verdict.reason, verdict.message.clone());
-                self.verdict = Some(verdict);
+                self.reject(pod, &verdict.reason, &verdict.message);
                 true
             }
             Admission::After(victims) => {

@@ -5,6 +5,9 @@ use jiff::Timestamp;
 use std::collections::HashMap;
 use std::time::Duration;
 
+/// As upstream: a container that ran for so long begins anew, whatever its longest delay is.
+const HEALTHY: Duration = Duration::from_secs(600);
+
 /// Most keys of one pod: containers and images of its spec, with room to spare.
 const LIMIT: usize = 4096;
 
@@ -45,7 +48,7 @@ impl BackOff {
         failed_at: Timestamp,
         now: Timestamp,
     ) -> Option<(Duration, Timestamp)> {
-        let entry = self.entries.get(key).filter(|e| !self.expired(e, failed_at))?;
+        let entry = self.entries.get(key).filter(|e| !Self::expired(e, failed_at))?;
         let until = clock::add(failed_at, entry.delay);
         (until > now).then_some((entry.delay, until))
     }
@@ -56,7 +59,7 @@ impl BackOff {
             self.entries.clear();
         }
         let delay = match self.entries.get(key) {
-            Some(e) if !self.expired(e, failed_at) => (e.delay * 2).min(self.max),
+            Some(e) if !Self::expired(e, failed_at) => (e.delay * 2).min(self.max),
             _ => self.initial,
         };
         self.entries.insert(key.to_string(), Entry { delay, updated: now });
@@ -66,8 +69,8 @@ impl BackOff {
         self.entries.remove(key);
     }
 
-    fn expired(&self, entry: &Entry, at: Timestamp) -> bool {
-        clock::since(entry.updated, at) > self.max * 2
+    fn expired(entry: &Entry, at: Timestamp) -> bool {
+        clock::since(entry.updated, at) > HEALTHY
     }
 }
 
@@ -77,6 +80,14 @@ mod tests {
 
     fn at(seconds: i64) -> Timestamp {
         Timestamp::from_second(1_000_000 + seconds).unwrap()
+    }
+
+    #[test]
+    fn a_short_delay_is_remembered_as_long_as_a_long_one() {
+        let mut backoff = BackOff::of_restarts(Duration::from_secs(1));
+        backoff.next("c", at(0), at(0));
+        assert!(backoff.blocked("c", at(600), at(600)).is_some());
+        assert!(backoff.blocked("c", at(601), at(601)).is_none());
     }
 
     #[test]

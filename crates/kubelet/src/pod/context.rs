@@ -10,6 +10,7 @@ use crate::container::resources::NodeRules;
 use crate::devices::Devices;
 use crate::eviction::Pressures;
 use crate::images::Images;
+use crate::logs::LogLinks;
 use crate::node::Readiness;
 use crate::objects::Objects;
 use crate::pod::admission::Abilities;
@@ -35,6 +36,7 @@ pub(crate) struct Context {
     pub node_hostname: String,
     pub host_ips: Vec<String>,
     pub log_dir: PathBuf,
+    pub log_links: LogLinks,
     /// Where Localhost seccomp profiles are.
     pub seccomp_root: PathBuf,
     pub cluster_dns: ClusterDns,

@@ -213,8 +213,15 @@ fn init_progress(
     let initialized = containers
         .iter()
         .any(|c| c.kind == ContainerKind::Regular && runtime.latest_in(sandbox, c.name()).is_some());
-    for c in containers.iter().filter(|c| c.kind == ContainerKind::Init) {
-        if initialized && !c.is_sidecar() {
+    let all: Vec<&PodContainer> = containers.iter().filter(|c| c.kind == ContainerKind::Init).collect();
+    // As upstream: the last one that was made says how far the pod is. Earlier ones have had their turn.
+    let reached = match initialized {
+        true => all.len(),
+        false => all.iter().rposition(|c| runtime.latest_in(sandbox, c.name()).is_some()).unwrap_or(0),
+    };
+    for (position, c) in all.into_iter().enumerate() {
+        let has_passed = position < reached;
+        if has_passed && !c.is_sidecar() {
             continue;
         }
         let current = runtime.latest_in(sandbox, c.name());
@@ -224,7 +231,7 @@ fn init_progress(
                     actions.resize.push(Resize { id: i.id.clone(), name: i.name.clone() });
                 }
                 let unwell = c.is_sidecar() && actions.keep_or_kill(inputs, c, i);
-                if initialized || (c.is_sidecar() && !unwell && inputs.probes.started(&c.spec, &i.id)) {
+                if has_passed || (c.is_sidecar() && !unwell && inputs.probes.started(&c.spec, &i.id)) {
                     continue;
                 }
                 return InitProgress::Running;
@@ -236,7 +243,7 @@ fn init_progress(
             _ => {
                 // Back-off counts failures across sandboxes, so use the newest instance of any.
                 actions.start_or_wait(inputs, c, runtime.latest(c.name()));
-                if !initialized {
+                if !has_passed {
                     return InitProgress::Running;
                 }
             }
@@ -256,22 +263,22 @@ fn kill_verdict(inputs: &Inputs<'_>, container: &PodContainer, instance: &Instan
     let kill = |cause, what: String| {
         Some(Kill { id: instance.id.clone(), name: instance.name.clone(), message: what, cause })
     };
-    let name = container.name();
+    let subject = match container.kind {
+        ContainerKind::Init => format!("Init container {}", container.name()),
+        _ => format!("Container {}", container.name()),
+    };
     let suffix = if model::restarts_after(inputs.pod, container, 137) { ", will be restarted" } else { "" };
     if instance.hash.as_deref().is_some_and(|h| h != labels::container_hash(container)) {
-        return kill(
-            KillCause::SpecChanged,
-            format!("Container {name} definition changed, will be restarted"),
-        );
+        return kill(KillCause::SpecChanged, format!("{subject} definition changed, will be restarted"));
     }
     if inputs.probes.startup_failed(&instance.id) {
-        return kill(KillCause::Startup, format!("Container {name} failed startup probe{suffix}"));
+        return kill(KillCause::Startup, format!("{subject} failed startup probe{suffix}"));
     }
     if inputs.probes.liveness_failed(&instance.id) {
-        return kill(KillCause::Liveness, format!("Container {name} failed liveness probe{suffix}"));
+        return kill(KillCause::Liveness, format!("{subject} failed liveness probe{suffix}"));
     }
     if resize::change(inputs.pod, &container.spec, instance) == resize::Change::Restart {
-        return kill(KillCause::Resize, format!("Container {name} resize requires restart"));
+        return kill(KillCause::Resize, format!("{subject} resize requires restart"));
     }
     None
 }

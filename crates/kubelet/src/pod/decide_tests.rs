@@ -288,3 +288,68 @@ fn restart_rules_of_a_container_come_before_the_policy() {
     assert_eq!(shown(&run(&p, s(), vec![instance("c", 0, RunState::Exited, 42)])), "start:c#1");
     assert_eq!(shown(&run(&p, s(), vec![instance("c", 0, RunState::Exited, 1)])), "finished kill-pod");
 }
+
+#[test]
+fn a_sidecar_that_waits_holds_up_nothing_that_it_let_pass() {
+    use RunState::*;
+    let p = pod(json!({
+        "initContainers": [{"name": "side", "restartPolicy": "Always"}, {"name": "init"}, {"name": "last"}],
+        "containers": [{"name": "c"}],
+    }));
+    for (what, side, rest, expected) in [
+        ("its turn is now", 1, vec![], "wait:side"),
+        ("the next one runs", 1, vec![instance("init", 0, Running, 0)], "wait:side"),
+        ("the next one has ended", 1, vec![instance("init", 0, Exited, 0)], "start:last#0 wait:side"),
+        (
+            "all have ended",
+            1,
+            vec![instance("init", 0, Exited, 0), instance("last", 0, Exited, 0)],
+            "start:c#0 wait:side",
+        ),
+        ("an earlier one was removed", 1, vec![instance("last", 0, Exited, 0)], "start:c#0 wait:side"),
+    ] {
+        let mut backoff = BackOff::default();
+        backoff.next("side", at(10), at(10));
+        let mut instances = vec![instance("side", side, Exited, 1)];
+        instances.extend(rest);
+        let runtime = RuntimePod::new(vec![sandbox(0, true)], instances);
+        let actions = decide(&Inputs {
+            pod: &p,
+            runtime: &runtime,
+            probes: &ProbeResults::default(),
+            backoff: &backoff,
+            now: at(10),
+            attempts: &BTreeMap::new(),
+        });
+        assert_eq!(shown(&actions), expected, "{what}");
+    }
+}
+
+#[test]
+fn events_tell_init_containers_apart() {
+    let p = pod(json!({
+        "initContainers": [{"name": "side", "restartPolicy": "Always", "livenessProbe": {}}],
+        "containers": [{"name": "c", "livenessProbe": {}}],
+    }));
+    let instances = vec![instance("side", 0, RunState::Running, 0), instance("c", 0, RunState::Running, 0)];
+    let runtime = RuntimePod::new(vec![sandbox(0, true)], instances);
+    let mut probes = ProbeResults::default();
+    probes.fail_liveness("side-0");
+    probes.fail_liveness("c-0");
+    let actions = decide(&Inputs {
+        pod: &p,
+        runtime: &runtime,
+        probes: &probes,
+        backoff: &BackOff::default(),
+        now: at(10),
+        attempts: &BTreeMap::new(),
+    });
+    let messages: Vec<&str> = actions.kill.iter().map(|kill| kill.message.as_str()).collect();
+    assert_eq!(
+        messages,
+        [
+            "Init container side failed liveness probe, will be restarted",
+            "Container c failed liveness probe, will be restarted"
+        ]
+    );
+}

@@ -19,6 +19,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
+
+/// The interval at which the manager shows that it goes on.
+const BEAT: Duration = Duration::from_secs(10);
 
 struct Handle {
     /// Of a static pod.
@@ -35,6 +39,8 @@ struct Handle {
 pub(crate) struct Workers {
     handles: Mutex<HashMap<String, Handle>>,
     count: watch::Sender<usize>,
+    /// When the manager last showed that it goes on.
+    beat: Mutex<Option<Instant>>,
 }
 
 impl Workers {
@@ -86,6 +92,16 @@ impl Workers {
     /// Number of pods that have a worker, now and as it changes.
     pub(crate) fn count(&self) -> watch::Receiver<usize> {
         self.count.subscribe()
+    }
+
+    /// Notes that the manager goes on. A lock that is never given back shows as silence.
+    fn show_life(&self) {
+        drop(self.lock());
+        *self.beat.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+    }
+
+    pub(crate) fn last_beat(&self) -> Option<Instant> {
+        *self.beat.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, Handle>> {
@@ -175,6 +191,14 @@ pub(crate) fn start_local(context: &Arc<Context>, workers: &Arc<Workers>, scope:
     scope.spawn(async move {
         while readiness.changed().await.is_ok() {
             woken.wake_all();
+        }
+    });
+    let alive = workers.clone();
+    scope.spawn(async move {
+        let mut ticks = tokio::time::interval(BEAT);
+        loop {
+            ticks.tick().await;
+            alive.show_life();
         }
     });
     // Waits for the API by itself.
@@ -372,6 +396,7 @@ async fn remove_pod(context: &Context, uid: String) -> Option<String> {
 /// Removes the remains of pods that are gone, and tries again where that fails.
 async fn remove_leftovers(context: Arc<Context>, mut uids: Vec<String>, mut logs: Vec<PathBuf>) {
     let mut backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(300), 0.1);
+    context.log_links.sweep().await;
     loop {
         // Several at a time: a storage driver that does not answer holds up only its own pods.
         let left = futures_util::stream::iter(uids)

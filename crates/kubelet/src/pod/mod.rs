@@ -2,6 +2,7 @@
 
 pub(crate) mod admission;
 mod admit;
+mod apply;
 pub(crate) mod backoff;
 pub(crate) mod context;
 mod decide;

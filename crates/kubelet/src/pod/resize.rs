@@ -233,6 +233,28 @@ pub(crate) fn requests_differ(pod: &Pod, allocated: &Pod, name: &str) -> bool {
     containers(pod).any(|c| given.get(c.name.as_str()).is_some_and(|given| *given != request(c)))
 }
 
+/// True if the request of memory, and so the swap, of a running container would change. As upstream, one that is
+/// restarted for it gets its swap anew.
+pub(crate) fn changes_swap_in_place(
+    pod: &Pod,
+    allocated: &Pod,
+    has_swap: impl Fn(&Pod, &Container) -> bool,
+) -> bool {
+    let request = |c: &Container| amounts(c.resources.as_ref(), None, "memory")[0];
+    let is_restarted = |c: &Container| {
+        let mut policies = c.resize_policy.iter().flatten();
+        policies.any(|p| p.resource_name == "memory" && p.restart_policy == "RestartContainer")
+    };
+    containers(pod).any(|wanted| {
+        let given = containers(allocated).find(|given| given.name == wanted.name);
+        given.is_some_and(|given| {
+            request(wanted) != request(given)
+                && !is_restarted(given)
+                && (has_swap(pod, wanted) || has_swap(allocated, given))
+        })
+    })
+}
+
 /// The pod with its allocated resources from its status: for counting what is left of the node.
 pub(crate) fn allocated_by_status(pod: &Pod) -> Cow<'_, Pod> {
     let Some(status) = &pod.status else { return Cow::Borrowed(pod) };
@@ -540,5 +562,28 @@ mod tests {
         assert_eq!(pod_resources(&allocated_by_status(&other)).cpu_request, 4000);
         other.status = Some(ferrite_json::from_value(json!({"allocatedResources": {"cpu": "1"}})).unwrap());
         assert_eq!(pod_resources(&allocated_by_status(&other)).cpu_request, 1000);
+    }
+
+    #[test]
+    fn swap_stands_in_the_way_of_a_resize_without_a_restart() {
+        let of = |memory: [&str; 2], policy: &str| -> Pod {
+            let container = |name: &str, memory: &str| {
+                json!({"name": name, "resources": {"requests": {"memory": memory}},
+                "resizePolicy": [{"resourceName": "memory", "restartPolicy": policy}]})
+            };
+            let spec = json!({"containers": [container("a", memory[0]), container("b", memory[1])]});
+            ferrite_json::from_value(json!({"spec": spec})).unwrap()
+        };
+        // Only the first container has swap.
+        let has_swap = |_: &Pod, c: &Container| c.name == "a";
+        for (before, after, policy, expected) in [
+            (["1Mi", "1Mi"], ["1Mi", "1Mi"], "NotRequired", false),
+            (["1Mi", "1Mi"], ["2Mi", "1Mi"], "NotRequired", true),
+            (["1Mi", "1Mi"], ["1Mi", "2Mi"], "NotRequired", false),
+            (["1Mi", "1Mi"], ["2Mi", "1Mi"], "RestartContainer", false),
+        ] {
+            let found = changes_swap_in_place(&of(after, policy), &of(before, policy), has_swap);
+            assert_eq!(found, expected, "{before:?} {after:?} {policy}");
+        }
     }
 }

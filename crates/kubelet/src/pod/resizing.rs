@@ -12,7 +12,7 @@ use crate::container::resources::{PodResources, container_resources};
 use ferrite_client::EventType;
 use ferrite_cri::v1::{ContainerStatsRequest, UpdateContainerResourcesRequest};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Container, Pod};
 use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
@@ -149,12 +149,11 @@ impl Worker {
                 return Some(format!("Resize is infeasible for Guaranteed Pods alongside {manager}"));
             }
         }
-        let swaps = |pod: &Pod| {
-            let swap = context.rules.swap;
-            model::containers(pod).iter().any(|c| swap.is_some_and(|swap| swap.of(pod, &c.spec) > 0))
-        };
-        let swapping = resize::requests_differ(pod, allocated, "memory") && (swaps(pod) || swaps(allocated));
-        swapping.then(|| "In-place resize of containers with swap is not supported.".to_owned())
+        let swap = context.rules.swap;
+        let has_swap =
+            |pod: &Pod, container: &Container| swap.is_some_and(|swap| swap.of(pod, container) > 0);
+        resize::changes_swap_in_place(pod, allocated, has_swap)
+            .then(|| "In-place resize of containers with swap is not supported.".to_owned())
     }
 
     /// Gives running containers their allocated resources, as far as that works.

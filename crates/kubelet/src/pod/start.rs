@@ -134,6 +134,9 @@ impl Context {
         let handler = runtime_class::handler(&self.client, pod).await?;
         self.check_users(pod, &handler)?;
         let config = self.sandbox_config(pod, attempt, &self.users(pod)?)?;
+        for omitted in dns::omissions(pod, &self.cluster_dns, &dns::read_resolv_conf(&self.resolv_conf)) {
+            self.event(pod, EventType::Warning, "DNSConfigForming", omitted);
+        }
         let made = tokio::fs::create_dir_all(&config.log_directory).await;
         made.map_err(|source| SandboxError::LogDirectory { path: (&config.log_directory).into(), source })?;
         let request = RunPodSandboxRequest { config: Some(config), runtime_handler: handler };
@@ -229,6 +232,7 @@ impl Context {
         tokio::fs::create_dir_all(&log_dir)
             .await
             .map_err(|e| config_error(format!("{}: {e}", log_dir.display())))?;
+        let log = self.log_dir.join(PodId::of(pod).log_directory()).join(&config.log_path);
         let request = CreateContainerRequest {
             pod_sandbox_id: inputs.sandbox.id.clone(),
             config: Some(config),
@@ -248,6 +252,7 @@ impl Context {
         )?;
         timer.end("kubelet", "start container", uid, format_args!("{}", container.name()));
         self.resources.started();
+        self.log_links.add(&PodId::of(pod), container.name(), &id, log).await;
         self.recorder.event(&about, EventType::Normal, "Started", "Container started".to_string());
         tokio::select! {
             done = self.post_start(inputs, container, &id) => Ok(done?),

@@ -36,6 +36,7 @@ impl Worker {
         for instance in &runtime.instances {
             let request = RemoveContainerRequest { container_id: instance.id.clone() };
             ignore_missing(context.runtime.remove_container(request).await)?;
+            context.log_links.remove(&self.id, &instance.name, &instance.id).await;
         }
         for sandbox in &runtime.sandboxes {
             let request = RemovePodSandboxRequest { pod_sandbox_id: sandbox.id.clone() };

@@ -2,21 +2,20 @@
 
 use super::backoff::BackOff;
 use super::context::Context;
-use super::decide::{self, Actions, KillCause, Start};
+use super::decide::{self, Actions, KillCause};
 use super::ending::EndSignal;
-use super::kill::{Hooks, Victim, grace_of};
-use super::model::{self, PodContainer, PodId};
+use super::model::{self, PodId};
 use super::observe::observe;
 use super::resize::{self, Allocation};
-use super::restart_all::{self, Reset};
+use super::restart_all;
 use super::runtime_pod::{Instance, RunState, RuntimePod};
-use super::start::{SandboxError, StartError, StartInputs};
+use super::start::SandboxError;
 use super::status::{self, StatusInputs, Verdict, WaitingReason};
 use super::writer::StatusWriter;
 use crate::clock;
 use crate::container::resources::PodResources;
 use crate::images::PullState;
-use crate::probe::{ProbeKind, ProbeSet};
+use crate::probe::ProbeSet;
 use crate::volumes::PodVolumes;
 use ferrite_client::{Backoff, EventType, Scope};
 use ferrite_cri::v1::{RemoveContainerRequest, RemovePodSandboxRequest};
@@ -27,12 +26,6 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 use tokio::sync::{Notify, watch};
-
-/// Delay until a failed pull is shown as back-off, and until a failed start is checked again.
-const AFTER_FAILED_START: Duration = Duration::from_secs(1);
-
-/// Time for the API to learn that all containers of a pod begin anew, before they are removed.
-const BEFORE_RESET: Duration = Duration::from_secs(1);
 
 /// A critical pod waits for those that make room for it; their ends are looked for this often.
 const AFTER_PREEMPTION: Duration = Duration::from_secs(1);
@@ -102,7 +95,7 @@ enum Cause {
 
 /// Tells if the states between the beginning and the end of a sync are published.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Progress {
+pub(super) enum Progress {
     Shown,
     Hidden,
 }
@@ -118,19 +111,19 @@ pub(super) struct Worker {
     pub(super) released: Arc<AtomicBool>,
     pub(super) probes: ProbeSet,
     pub(super) writer: StatusWriter,
-    backoff: BackOff,
-    pulls: PullState,
+    pub(super) backoff: BackOff,
+    pub(super) pulls: PullState,
     /// Starts the runtime refused are not tried again before this.
-    refused_until: HashMap<String, Timestamp>,
+    pub(super) refused_until: HashMap<String, Timestamp>,
     pub(super) waiting: HashMap<String, WaitingReason>,
     pub(super) verdict: Option<Verdict>,
     pub(super) volumes: Option<PodVolumes>,
     pub(super) allocation: Allocation,
     pub(super) resize: resize::Progress,
     /// The restart counts of containers whose earlier instances were removed.
-    attempts: BTreeMap<String, u32>,
+    pub(super) attempts: BTreeMap<String, u32>,
     /// Those instances, by container: their ends are shown.
-    removed: BTreeMap<String, Instance>,
+    pub(super) removed: BTreeMap<String, Instance>,
     /// The resources that the pod's cgroup has.
     pub(super) cgroup_of: Option<PodResources>,
     /// The part of the pod its volumes show; when it changes they are written again.
@@ -416,169 +409,6 @@ impl Worker {
         self.writer.publish(status, pod.clone());
     }
 
-    /// Carries out the decisions. Returns the time at which a failed start may be tried again.
-    async fn apply(
-        &mut self,
-        pod: &Arc<Pod>,
-        runtime: &RuntimePod,
-        actions: &Actions,
-        progress: Progress,
-    ) -> Result<Option<Timestamp>, SyncError> {
-        let context = self.context.clone();
-        let containers = model::containers(pod);
-        if actions.kill_pod {
-            if actions.create_sandbox.is_some() {
-                let message = "Pod sandbox changed, it will be killed and re-created.";
-                context.event(pod, EventType::Normal, "SandboxChanged", message);
-            }
-            self.probes.stop();
-            context.kill_pod(pod, runtime, grace_of(pod), Hooks::Run).await?;
-        }
-        self.reset(pod, runtime, &actions.reset).await?;
-        for kill in &actions.kill {
-            let Some(instance) = runtime.instances.iter().find(|i| i.id == kill.id) else { continue };
-            let container = containers.iter().find(|c| c.name() == kill.name);
-            let grace = kill_grace(pod, container, kill.cause);
-            let ip = self.pod_ip(pod, runtime);
-            let message = Some(kill.message.clone());
-            let victim = Victim { container, instance, message, grace, pod_ip: &ip, hooks: Hooks::Run };
-            context.kill_container(pod, victim).await?;
-        }
-        self.apply_resizes(pod, runtime, &containers, &actions.resize).await?;
-        for wait in &actions.waiting {
-            let reason = WaitingReason::crash_loop(wait.delay, &wait.name, &self.id);
-            if self.waiting.get(&wait.name) != Some(&reason)
-                && let Some(container) = containers.iter().find(|c| c.name() == wait.name)
-            {
-                let message =
-                    format!("Back-off restarting failed container {} in pod {}", wait.name, self.id);
-                let about = model::reference(pod, Some(container.field_path()));
-                context.recorder.event(&about, EventType::Warning, "BackOff", message);
-            }
-            self.waiting.insert(wait.name.clone(), reason);
-        }
-        if actions.start.is_empty() {
-            return Ok(None);
-        }
-        let (sandbox, attempt) = match (actions.create_sandbox, runtime.sandbox()) {
-            (Some(attempt), _) => (context.create_sandbox(pod, attempt).await?, attempt),
-            (None, Some(sandbox)) => (sandbox.clone(), sandbox.attempt),
-            (None, None) => return Ok(None),
-        };
-        let users = context.users(pod).map_err(SandboxError::Users)?;
-        let sandbox_config = context.sandbox_config(pod, attempt, &users)?;
-        let keyring = context.keyring(pod).await?;
-        let volumes = self.volumes.clone().unwrap_or_default();
-        let mut retry: Option<Timestamp> = None;
-        for start in &actions.start {
-            let Some(container) = containers.iter().find(|c| c.name() == start.name) else { continue };
-            if let Some(until) = self.refused_until.get(&start.name).filter(|at| **at > context.clock.now()) {
-                retry = Some(retry.map_or(*until, |r: Timestamp| r.min(*until)));
-                continue;
-            }
-            // The address is shown, and earlier containers are, while later images are pulled.
-            let current = self.observe().await?;
-            if progress == Progress::Shown {
-                self.publish(pod, &current, false, false);
-            }
-            let inputs = StartInputs {
-                pod,
-                sandbox: &sandbox,
-                sandbox_config: &sandbox_config,
-                runtime: &current,
-                volumes: &volumes,
-                keyring: &keyring,
-                users: &users,
-            };
-            let ending = self.end_signal();
-            let started = context.start_container(&inputs, container, start, &mut self.pulls, ending);
-            let started = Box::pin(started).await;
-            let now = context.clock.now();
-            match started {
-                Ok(()) => {
-                    self.waiting.remove(&start.name);
-                    self.refused_until.remove(&start.name);
-                    self.count_restart(start, runtime, now);
-                }
-                Err(StartError::Interrupted) => return Err(SyncError::Interrupted),
-                Err(StartError::Waiting(reason)) => {
-                    if reason.reason == "PostStartHookError" {
-                        // The container ran.
-                        self.count_restart(start, runtime, now);
-                    }
-                    let at = self.retry_at(container, &reason, now);
-                    retry = Some(retry.map_or(at, |r| r.min(at)));
-                    self.waiting.insert(start.name.clone(), reason);
-                }
-            }
-        }
-        Ok(retry)
-    }
-
-    /// Notes a restart for the back-off of the next one.
-    fn count_restart(&mut self, start: &Start, runtime: &RuntimePod, now: Timestamp) {
-        if start.attempt > 0 {
-            let ended = runtime.latest(&start.name).and_then(|i| i.finished_at).unwrap_or(now);
-            self.backoff.next(&start.name, ended, now);
-        }
-    }
-
-    /// Removes containers. Their logs stay.
-    async fn reset(&mut self, pod: &Pod, runtime: &RuntimePod, resets: &[Reset]) -> Result<(), SyncError> {
-        let context = self.context.clone();
-        let ip = self.pod_ip(pod, runtime);
-        if !resets.is_empty() {
-            // Others are to see the condition AllContainersRestarting, which a newer status takes back.
-            let _ = tokio::time::timeout(BEFORE_RESET, self.until_gone_or(self.writer.flushed())).await;
-        }
-        for reset in resets {
-            let Some(instance) = runtime.instances.iter().find(|i| i.id == reset.id) else { continue };
-            if reset.kill {
-                let victim = Victim {
-                    container: None,
-                    instance,
-                    message: Some("killing".to_owned()),
-                    grace: Duration::ZERO,
-                    pod_ip: &ip,
-                    hooks: Hooks::Skip,
-                };
-                context.kill_container(pod, victim).await?;
-            }
-            let request = RemoveContainerRequest { container_id: reset.id.clone() };
-            match context.runtime.remove_container(request).await {
-                Err(error) if !error.is_not_found() => return Err(error.into()),
-                _ => {}
-            }
-            let attempt = self.attempts.entry(reset.name.clone()).or_default();
-            *attempt = (*attempt).max(instance.attempt + 1);
-            self.removed.insert(reset.name.clone(), instance.clone());
-            self.waiting.remove(&reset.name);
-        }
-        Ok(())
-    }
-
-    fn retry_at(&mut self, container: &PodContainer, reason: &WaitingReason, now: Timestamp) -> Timestamp {
-        match reason.reason.as_str() {
-            "ImagePullBackOff" => {
-                let at = self.pulls.retry_at(container.name(), now);
-                at.unwrap_or_else(|| clock::add(now, AFTER_FAILED_START))
-            }
-            "ErrImagePull" => clock::add(now, AFTER_FAILED_START),
-            "CreateContainerError" | "RunContainerError" => {
-                let delay = match self.backoff.blocked(container.name(), now, now) {
-                    Some((delay, _)) => delay,
-                    None => Duration::from_secs(10),
-                };
-                self.backoff.next(container.name(), now, now);
-                let at = clock::add(now, delay);
-                self.refused_until.insert(container.name().to_string(), at);
-                at
-            }
-            "PostStartHookError" => clock::add(now, AFTER_FAILED_START),
-            _ => clock::add(now, self.context.sync_frequency),
-        }
-    }
-
     /// The pod has run its course, or may not run: stop its remaining containers, free its resources, keep
     /// its records.
     async fn finish(&mut self, pod: &Arc<Pod>, runtime: &RuntimePod) -> Result<(), SyncError> {
@@ -629,18 +459,21 @@ impl Worker {
             let count = kept.entry(&instance.name).or_default();
             *count += 1;
             if *count > 2 && instance.state == RunState::Exited {
-                removed.push(instance.id.clone());
+                removed.push((&instance.name, &instance.id));
             }
         }
-        for id in &removed {
-            let request = RemoveContainerRequest { container_id: id.clone() };
+        for (name, id) in &removed {
+            self.context.log_links.remove(&self.id, name, id).await;
+            let request = RemoveContainerRequest { container_id: (*id).clone() };
             if let Err(e) = self.context.runtime.remove_container(request).await {
                 tracing::warn!(pod = %self.id, container = %id, error = %e, "could not remove a dead container");
             }
         }
         for sandbox in runtime.sandboxes.iter().skip(1).filter(|s| !s.ready) {
-            let in_use =
-                runtime.instances.iter().any(|i| i.sandbox_id == sandbox.id && !removed.contains(&i.id));
+            let in_use = runtime
+                .instances
+                .iter()
+                .any(|i| i.sandbox_id == sandbox.id && !removed.iter().any(|(_, id)| **id == i.id));
             if !in_use {
                 let request = RemovePodSandboxRequest { pod_sandbox_id: sandbox.id.clone() };
                 if let Err(e) = self.context.runtime.remove_pod_sandbox(request).await {
@@ -666,19 +499,6 @@ fn deadline(pod: &Pod) -> Option<Timestamp> {
     let seconds = u64::try_from(model::spec(pod).active_deadline_seconds?).ok()?;
     let started = pod.status.as_ref()?.start_time.as_ref()?;
     Some(clock::add(started.0, Duration::from_secs(seconds)))
-}
-
-fn kill_grace(pod: &Pod, container: Option<&PodContainer>, cause: KillCause) -> Duration {
-    let kind = match cause {
-        KillCause::Liveness => Some(ProbeKind::Liveness),
-        KillCause::Startup => Some(ProbeKind::Startup),
-        KillCause::SpecChanged | KillCause::Resize | KillCause::Unknown => None,
-    };
-    let own = kind
-        .and_then(|k| k.of(&container?.spec))
-        .and_then(|p| p.termination_grace_period_seconds)
-        .and_then(|s| u64::try_from(s).ok());
-    own.map_or_else(|| grace_of(pod), Duration::from_secs)
 }
 
 #[cfg(test)]

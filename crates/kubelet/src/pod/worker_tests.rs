@@ -273,6 +273,9 @@ async fn pods_are_refused_and_ended_by_the_node() {
     h.create("big", json!({"containers": [big]}));
     let pod = h.until_phase("big", "Failed").await;
     assert_eq!(pod["status"]["reason"], "OutOfcpu");
+    let message = "Node didn't have enough resource: cpu, requested: 64000, used: 0, capacity: 2000";
+    assert_eq!(pod["status"]["message"], format!("Pod was rejected: {message}"));
+    assert_eq!(h.until_event("OutOfcpu", "").await, message);
     assert!(pod["status"]["containerStatuses"].is_null());
     h.create("slow", json!({"containers": [container("c")], "activeDeadlineSeconds": 30}));
     h.until("slow", "ready", ready).await;
@@ -487,6 +490,9 @@ async fn a_resize_without_room_is_deferred_and_not_claimed() {
     h.until("p", "ready", ready).await;
     resize(&h, "100000");
     let pod = h.until("p", "pending", |p| condition(p, "PodResizePending") == "True").await;
+    let conditions = pod["status"]["conditions"].as_array().unwrap();
+    let pending = conditions.iter().find(|c| c["type"] == "PodResizePending").unwrap();
+    assert!(pending["message"].as_str().unwrap().starts_with("Node didn't have enough"), "{pending}");
     assert_eq!(cpu_of(&pod), ["100m", "100m"]);
     assert!(!h.runtime.calls().iter().any(|note| note.starts_with("resize:")));
     // Taken back, it is no longer pending.

@@ -3,6 +3,7 @@
 use super::http::{self, HttpRequest};
 use super::{Outcome, grpc};
 use crate::clock;
+use crate::container::expand::expand;
 use ferrite_cri::v1::ExecSyncRequest;
 use ferrite_cri::{Code, RuntimeService};
 use k8s_openapi::api::core::v1::{Container, HTTPGetAction, Probe};
@@ -47,6 +48,16 @@ impl Target {
         number.and_then(|n| u16::try_from(n).ok()).filter(|n| *n > 0).ok_or(PortError)
     }
 
+    /// A command with the references to the container's variables replaced. As upstream: only by values that are in the
+    /// spec itself.
+    fn command(&self, command: &[String]) -> Vec<String> {
+        let value = |name: &str| {
+            let variable = self.container.env.iter().flatten().rfind(|variable| variable.name == name)?;
+            Some(variable.value.clone().unwrap_or_default())
+        };
+        command.iter().map(|word| expand(word, value)).collect()
+    }
+
     /// The request of an `httpGet` action.
     pub(crate) fn http_request(&self, action: &HTTPGetAction) -> Result<HttpRequest, PortError> {
         let host = action.host.as_deref().filter(|h| !h.is_empty()).unwrap_or(&self.pod_ip);
@@ -78,7 +89,9 @@ impl Checker {
 
     pub(crate) async fn check(&self, probe: &Probe, target: &Target, limit: Duration) -> Outcome {
         if let Some(action) = &probe.exec {
-            return self.exec(action.command.clone().unwrap_or_default(), target, limit).await;
+            return self
+                .exec(target.command(action.command.as_deref().unwrap_or_default()), target, limit)
+                .await;
         }
         if let Some(action) = &probe.http_get {
             return match target.http_request(action) {
@@ -151,5 +164,21 @@ async fn tcp(host: &str, port: u16, limit: Duration) -> Outcome {
         Ok(Ok(_)) => Outcome::Success,
         Ok(Err(e)) => Outcome::Failure(http::dial_error(host, port, &e)),
         Err(_) => Outcome::Failure(format!("dial tcp {}: i/o timeout", http::authority(host, port))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ferrite_json::json;
+
+    #[test]
+    fn commands_name_the_variables_of_the_spec() {
+        let env = json!([{"name": "A", "value": "1"}, {"name": "A", "value": "2"}, {"name": "B", "value": "$(A)"},
+            {"name": "C", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]);
+        let container = ferrite_json::from_value(json!({"name": "c", "env": env})).unwrap();
+        let target = Target { container_id: "i".into(), pod_ip: "192.0.2.1".into(), container };
+        let command = ["x", "$(A)", "$(B)", "[$(C)]", "$(D)", "$$(A)"].map(str::to_owned);
+        assert_eq!(target.command(&command), ["x", "2", "$(A)", "[]", "$(D)", "$(A)"]);
     }
 }

@@ -237,4 +237,35 @@ mod tests {
         let refused = get(&HttpRequest { port: 1, ..request }, Duration::from_secs(5)).await.unwrap_err();
         assert_eq!(refused.to_string(), "dial tcp 127.0.0.1:1: connect: connection refused");
     }
+
+    #[tokio::test]
+    async fn redirects_are_followed_within_the_host() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let server = tokio::spawn(async move {
+            loop {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                let mut seen = vec![0; 4096];
+                let n = stream.read(&mut seen).await.unwrap();
+                let seen = String::from_utf8_lossy(&seen[..n]).into_owned();
+                let answer = match seen.split(' ').nth(1).unwrap() {
+                    "/here" => "302 Found\r\nLocation: /broken".to_owned(),
+                    "/broken" => "503 No".to_owned(),
+                    "/away" => "302 Found\r\nLocation: http://127.0.0.2:1/".to_owned(),
+                    _ => "302 Found\r\nLocation: /round".to_owned(),
+                };
+                let answer = format!("HTTP/1.1 {answer}\r\nContent-Length: 0\r\n\r\n");
+                stream.write_all(answer.as_bytes()).await.unwrap();
+            }
+        });
+        let ask = |path: &str| {
+            let path = path.to_owned();
+            let request = HttpRequest { tls: false, host: "127.0.0.1".into(), port, path, headers: vec![] };
+            async move { get(&request, Duration::from_secs(5)).await }
+        };
+        assert_eq!(ask("/here").await.unwrap().status, 503, "a health check behind a redirect counts");
+        assert_eq!(ask("/away").await.unwrap().status, 302);
+        assert_eq!(ask("/round").await.unwrap_err().to_string(), "stopped after 10 redirects");
+        server.abort();
+    }
 }

@@ -16,7 +16,7 @@ mod streaming;
 mod system_logs;
 mod zpages;
 
-pub(crate) use health::start as start_health;
+pub(crate) use health::{is_well, start as start_health};
 pub(crate) use read_only::start as start_read_only;
 
 use crate::config::Config;
@@ -169,7 +169,10 @@ impl Server {
         let reading = request.method() == Method::GET || request.method() == Method::HEAD;
         let posting = request.method() == Method::POST;
         let streaming = request.method() == Method::GET || posting;
-        if reading && let Some(answer) = read_only::answer(&self.context, &parts).await {
+        if reading
+            && let Some(answer) =
+                read_only::answer(&self.context, &parts, request.uri().query().unwrap_or_default()).await
+        {
             return answer;
         }
         match parts.as_slice() {

@@ -18,9 +18,11 @@ const LIMITS: PlainLimits =
     PlainLimits { connections: 64, head: Duration::from_secs(10), connection: Duration::from_secs(60) };
 
 /// Answers one of these paths; None for any other.
-pub(super) async fn answer(context: &Context, parts: &[&str]) -> Option<Answer> {
+pub(super) async fn answer(context: &Arc<Context>, parts: &[&str], query: &str) -> Option<Answer> {
     Some(match parts {
-        ["healthz"] | ["healthz", "ping" | "log" | "syncloop"] => health::answer(),
+        ["healthz"] => health::answer(context, None, query),
+        ["healthz", single] => health::answer(context, Some(single), query),
+        ["metrics", "slis"] => stats::slis(),
         ["pods"] => {
             let items = context.pods.list().iter().map(|p| (**p).clone()).collect();
             json(&List::<Pod> { items, ..List::default() })
@@ -49,9 +51,10 @@ pub(crate) async fn start(
     Ok(address)
 }
 
-async fn respond(context: &Context, request: &Request<Incoming>) -> Answer {
+async fn respond(context: &Arc<Context>, request: &Request<Incoming>) -> Answer {
     let reading = request.method() == Method::GET || request.method() == Method::HEAD;
+    let query = request.uri().query().unwrap_or_default();
     let parts: Vec<&str> = request.uri().path().trim_matches('/').split('/').collect();
-    let answer = if reading { answer(context, &parts).await } else { None };
+    let answer = if reading { answer(context, &parts, query).await } else { None };
     answer.unwrap_or_else(|| text(StatusCode::NOT_FOUND, "404 page not found\n"))
 }

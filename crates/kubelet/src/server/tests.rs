@@ -194,9 +194,16 @@ async fn what_runs_is_told_and_commands_are_run() {
 
 #[tokio::test]
 async fn health_is_told_without_credentials_on_its_own_port() {
-    let scope = Scope::new();
-    let address = start_health("127.0.0.1:0".parse().unwrap(), &scope).await.unwrap();
-    for (path, expected) in [("/healthz", "200 OK"), ("/pods", "404 Not Found")] {
+    let (scope, h) = (Scope::new(), Harness::start().await);
+    let address = start_health(h.context.clone(), "127.0.0.1:0".parse().unwrap(), &scope).await.unwrap();
+    for (path, expected) in [
+        ("/healthz", "200 OK"),
+        ("/healthz?verbose", "[+]syncloop ok\nhealthz check passed"),
+        ("/healthz/log", "200 OK"),
+        ("/healthz/other", "404 Not Found"),
+        ("/healthzx", "404 Not Found"),
+        ("/pods", "404 Not Found"),
+    ] {
         let mut stream = TcpStream::connect(address).await.unwrap();
         let request = format!("GET {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).await.unwrap();
@@ -253,7 +260,7 @@ async fn logs_are_read_and_followed_to_the_end() {
     let door = Door::open().await;
     door.harness.create("p", one());
     door.harness.until("p", "ready", ready).await;
-    let path = door.harness.dir.path().join("logs/default_p_uid-p/c/0.log");
+    let path = door.harness.dir.path().join("logs/pods/default_p_uid-p/c/0.log");
     let line = |text: &str| format!("2024-01-01T00:00:00Z stdout F {text}\n");
     std::fs::write(&path, line("a") + &line("b")).unwrap();
     assert_eq!(door.ask("/containerLogs/default/p/c").await, (200, "a\nb\n".into()));

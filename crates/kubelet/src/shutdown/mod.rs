@@ -108,7 +108,7 @@ impl ShutdownManager {
             let what = if shutting_down { "shutdown event" } else { "shutdown cancellation" };
             tracing::info!("Shutdown manager detected {what}");
             let message = format!("Shutdown manager detected {what}");
-            self.context.recorder.event(&self.node, EventType::Normal, "NodeShutdown", message);
+            self.context.recorder.event(&self.node, EventType::Normal, "Shutdown", message);
             self.shutting_down.send_replace(shutting_down);
             self.refresh.notify_one();
             match shutting_down {

@@ -82,23 +82,22 @@ async fn pods_end_in_order_and_the_machine_waits() {
     // Each has the shorter of its own time and its group's.
     let stops: Vec<String> = h.runtime.calls().into_iter().filter(|call| call.starts_with("stop:")).collect();
     assert_eq!(stops, ["stop:c0:5", "stop:c2000000000:10"]);
-    h.until_event("NodeShutdown", "Shutdown manager detected shutdown event").await;
+    h.until_event("Shutdown", "Shutdown manager detected shutdown event").await;
     let stored: ShutdownState = ferrite_json::from_slice(&std::fs::read(&state).unwrap()).unwrap();
     assert!(clock_seconds(&stored) >= 15, "{stored:?}");
 
     // Nothing new starts.
     h.create("late", pod(0, 5));
     let late = h.until_phase("late", "Failed").await;
-    assert_eq!(
-        (late["status"]["reason"].as_str(), late["status"]["message"].as_str()),
-        (Some(REFUSED_REASON), Some(REFUSED_MESSAGE))
-    );
+    assert_eq!(late["status"]["reason"], REFUSED_REASON);
+    assert_eq!(late["status"]["message"], format!("Pod was rejected: {REFUSED_MESSAGE}"));
+    assert_eq!(h.until_event(REFUSED_REASON, "").await, REFUSED_MESSAGE);
 
     // It is called off: the next one is held up again, and pods are taken.
     h.delete("late", 0);
     h.until_gone("late").await;
     events.send(false).unwrap();
-    h.until_event("NodeShutdown", "Shutdown manager detected shutdown cancellation").await;
+    h.until_event("Shutdown", "Shutdown manager detected shutdown cancellation").await;
     h.create("later", pod(0, 5));
     h.until_phase("later", "Running").await;
     assert_eq!(*held.lock().unwrap(), ["held", "released", "held"]);

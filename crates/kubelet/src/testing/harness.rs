@@ -11,6 +11,7 @@ use crate::container::fields::NodeLimits;
 use crate::container::resources::{CpuQuota, NodeRules};
 use crate::devices::Devices;
 use crate::images::{Images, PullLimits, PulledImages, VerificationPolicy};
+use crate::logs::LogLinks;
 use crate::node::{Readiness, RuntimeFeatures};
 use crate::objects::Objects;
 use crate::pod::admission::Abilities;
@@ -138,7 +139,8 @@ impl Harness {
             node_name: "node".into(),
             node_hostname: "node".into(),
             host_ips: vec!["192.0.2.1".into()],
-            log_dir: dir.path().join("logs"),
+            log_dir: dir.path().join("logs/pods"),
+            log_links: LogLinks::beside(&dir.path().join("logs/pods")),
             seccomp_root: dir.path().join("kubelet/seccomp"),
             cluster_dns: ClusterDns { addresses: Vec::new(), domain: "cluster.local".into() },
             resolv_conf,

@@ -4,6 +4,7 @@ use super::kernel::{self, Tmpfs};
 use super::plugins::{SetUp, VolumePlugin};
 use super::stats::Measure;
 use super::{ReadyVolume, SourceError, blocking};
+use crate::container::resources::pod_resources;
 use crate::pod::model;
 use crate::quantity;
 use ferrite_hostfs::Dir;
@@ -31,9 +32,17 @@ async fn set_up(request: SetUp<'_>) -> Result<ReadyVolume, SourceError> {
         blocking(&path, move || kernel::ensure_huge_pages(&target, &options, group)).await?;
     } else {
         let memory = medium == "Memory";
-        blocking(&path, move || ensure(&target, memory, limit, group)).await?;
+        let size = memory.then(|| memory_size(limit, request.pod, request.volumes.limits.memory)).flatten();
+        blocking(&path, move || ensure(&target, memory, size, group)).await?;
     }
     Ok(ReadyVolume { measure: Some(Measure::Count), ..ReadyVolume::writable(path) })
+}
+
+/// The size of a volume in memory, in bytes: the least of its own limit, the pod's limit and the memory that all pods
+/// may use. The kernel's default is half of the machine's memory for each volume.
+fn memory_size(own: Option<i64>, pod: &Pod, allocatable: i64) -> Option<i64> {
+    let limits = [own, pod_resources(pod).memory_limit, Some(allocatable)];
+    limits.into_iter().flatten().filter(|limit| *limit > 0).min()
 }
 
 /// Why a volume of huge pages cannot be made.
@@ -114,12 +123,12 @@ pub(crate) fn ensure(path: &Path, memory: bool, size: Option<i64>, group: Option
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ferrite_json::json;
     use std::fs;
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
     #[test]
     fn huge_pages_are_those_that_the_containers_ask_for() {
-        use ferrite_json::json;
         let mebi = 1 << 20;
         let none = |medium: &str| Err(MediumError::NoPages(medium.to_owned()));
         for (medium, asked, expected) in [
@@ -159,5 +168,30 @@ mod tests {
         ensure(&path, false, None, Some(1234)).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, 0o700);
         assert!(path.join("f").exists());
+    }
+
+    #[test]
+    fn memory_is_limited_by_the_volume_the_pod_and_the_node() {
+        let pod = |limits: &[Option<&str>]| -> Pod {
+            let containers: Vec<_> = limits
+                .iter()
+                .map(|limit| match limit {
+                    Some(limit) => json!({"name": "c", "resources": {"limits": {"memory": limit}}}),
+                    None => json!({"name": "c"}),
+                })
+                .collect();
+            ferrite_json::from_value(json!({"spec": {"containers": containers}})).unwrap()
+        };
+        for (own, limits, allocatable, expected) in [
+            (None, vec![None], 1000, Some(1000)),
+            (None, vec![Some("100"), Some("200")], 1000, Some(300)),
+            (None, vec![Some("100"), None], 1000, Some(1000)),
+            (None, vec![Some("2000")], 1000, Some(1000)),
+            (Some(50), vec![Some("100")], 1000, Some(50)),
+            (Some(500), vec![Some("100")], 1000, Some(100)),
+            (None, vec![None], 0, None),
+        ] {
+            assert_eq!(memory_size(own, &pod(&limits), allocatable), expected, "{own:?} {limits:?}");
+        }
     }
 }

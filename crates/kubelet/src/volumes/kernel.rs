@@ -22,7 +22,8 @@ pub(crate) struct Tmpfs {
     pub size: Option<i64>,
 }
 
-/// A memory file system at `dir`; one that is there already stays.
+/// A memory file system at `dir`; one that is there already stays. Its content is never written to swap, where the kernel
+/// knows of that: it may be secret.
 pub(crate) fn ensure_tmpfs(dir: &Path, wanted: Tmpfs) -> io::Result<()> {
     fs::create_dir_all(dir)?;
     if mounts::is_mount_point(dir)? {
@@ -35,7 +36,14 @@ pub(crate) fn ensure_tmpfs(dir: &Path, wanted: Tmpfs) -> io::Result<()> {
     if let Some(size) = wanted.size {
         options.push_str(&format!(",size={size}"));
     }
-    mount(Some("tmpfs"), dir, Some("tmpfs"), MsFlags::MS_NOSUID | MsFlags::MS_NODEV, Some(options.as_str()))?;
+    let mounted = |options: &str| {
+        mount(Some("tmpfs"), dir, Some("tmpfs"), MsFlags::MS_NOSUID | MsFlags::MS_NODEV, Some(options))
+    };
+    match mounted(&format!("{options},noswap")) {
+        // Kernels before 6.4 do not know the option, and in a user namespace nobody may set it.
+        Err(Errno::EINVAL | Errno::EPERM) => mounted(&options)?,
+        done => done?,
+    }
     Ok(())
 }
 
@@ -187,6 +195,12 @@ mod tests {
         ensure_tmpfs(&dir, tmpfs(1 << 20)).unwrap();
         assert_eq!(mounts::below(tree.0.path()).unwrap(), std::slice::from_ref(&dir));
         assert_eq!(fs::metadata(&dir).unwrap().permissions().mode() & 0o7777, 0o755);
+        let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+        if crate::container::sysctl::kernel_version(&release) >= (6, 4) {
+            let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+            let line = table.lines().find(|line| line.contains(tree.0.path().to_str().unwrap())).unwrap();
+            assert!(line.contains("noswap"), "{line}");
+        }
         remove_tree(&dir).unwrap();
         assert!(!dir.exists() && mounts::below(tree.0.path()).unwrap().is_empty());
     }

@@ -96,6 +96,11 @@ pub(in crate::server) async fn metrics(context: &Context) -> Answer {
     exposition(out)
 }
 
+/// The results of the kubelet's own health checks.
+pub(in crate::server) fn slis() -> Answer {
+    exposition(ferrite_component::health::results())
+}
+
 type VolumeFigure = fn(&VolumeFigures) -> Option<u64>;
 
 /// The space in volumes that pods use through claims. Two pods that share a claim have one line.

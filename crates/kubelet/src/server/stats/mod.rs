@@ -6,7 +6,7 @@ pub(crate) mod node;
 mod summary;
 mod usage;
 
-pub(super) use exposition::{cadvisor, metrics, probes, resource_metrics};
+pub(super) use exposition::{cadvisor, metrics, probes, resource_metrics, slis};
 pub(super) use summary::summary;
 pub(crate) use usage::usage;
 

@@ -30,9 +30,10 @@ impl Csi {
                 }
             }
         };
-        tokio::time::timeout(PATIENCE, attached)
-            .await
-            .map_err(|_| CsiError::AttachTimeout { driver: id.driver.clone(), handle: id.handle.clone() })?;
+        if tokio::time::timeout(PATIENCE, attached).await.is_err() {
+            self.refresh_after_refusal(id).await;
+            return Err(CsiError::AttachTimeout { driver: id.driver.clone(), handle: id.handle.clone() });
+        }
         let attachment = attachment_name(&id.handle, &id.driver, &self.shared.node_name);
         let attachments = Api::<VolumeAttachment>::all(self.shared.client.clone());
         let object = attachments.get(&attachment).await.map_err(|e| CsiError::NotAttached {

@@ -8,6 +8,7 @@
 //! Drivers hang, lie and restart. Each call has a time limit, one volume has one operation at a time, and no volume
 //! waits for another's.
 
+mod allocatable;
 mod attach;
 mod data;
 mod drivers;

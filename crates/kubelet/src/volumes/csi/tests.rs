@@ -30,6 +30,8 @@ struct Fake {
     calls: watch::Sender<Vec<String>>,
     published: Arc<Mutex<Option<NodePublishVolumeRequest>>>,
     capabilities: Vec<i32>,
+    /// Volumes that the node can have.
+    limit: watch::Sender<i64>,
 }
 
 impl Fake {
@@ -40,6 +42,7 @@ impl Fake {
             calls: watch::channel(Vec::new()).0,
             published: Arc::default(),
             capabilities: capabilities.to_vec(),
+            limit: watch::channel(0).0,
         };
         let socket = h.dir.path().join("csi.sock");
         let listener = tokio::net::UnixListener::bind(&socket).unwrap();
@@ -95,7 +98,12 @@ impl node_server::Node for Fake {
         &self,
         _: Request<NodeGetInfoRequest>,
     ) -> Result<Response<NodeGetInfoResponse>, Status> {
-        Ok(Response::new(NodeGetInfoResponse { node_id: "id".into(), ..Default::default() }))
+        let max_volumes_per_node = *self.limit.borrow();
+        Ok(Response::new(NodeGetInfoResponse {
+            node_id: "id".into(),
+            max_volumes_per_node,
+            ..Default::default()
+        }))
     }
 
     async fn node_get_capabilities(
@@ -336,6 +344,50 @@ async fn a_claim_waits_for_its_attachment_and_is_let_go_after_its_last_pod() {
     nothing_is_mounted(&h);
     let staged = h.dir.path().join("kubelet/plugins/kubernetes.io/csi").join(NAME);
     assert_eq!(std::fs::read_dir(staged).unwrap().count(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_limit_of_volumes_is_asked_for_as_often_as_the_driver_wants() {
+    let h = Harness::start().await;
+    let fake = Fake::start(&h, &[]);
+    tokio::spawn(h.context.volumes.csi().clone().follow_limits());
+    let until = async |limit: i64| {
+        let found = |api: &crate::testing::FakeApi| {
+            let drivers = api.list("csinodes").pop()?["spec"]["drivers"].clone();
+            (drivers[0]["allocatable"]["count"] == limit).then_some(())
+        };
+        h.api.until(&format!("the limit is {limit}"), found).await;
+    };
+    fake.limit.send_replace(5);
+    driver_object(&h, json!({"nodeAllocatableUpdatePeriodSeconds": 60}));
+    until(5).await;
+    fake.limit.send_replace(3);
+    until(3).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_size_that_the_driver_cannot_give_is_asked_for_once() {
+    let h = Harness::start().await;
+    driver_object(&h, json!({"attachRequired": false}));
+    let fake = Fake::start(&h, &[3]);
+    claim(&h, "2Gi");
+    h.create("a", claimed());
+    h.until("a", "ready", is_ready).await;
+    fake.behave(Manner { refuse: Some(Status::out_of_range("too large")), ..Manner::default() });
+    claim(&h, "1Gi");
+    h.api
+        .until("told", |api| {
+            let claim = api.list("persistentvolumeclaims").remove(0);
+            let status = &claim["status"];
+            let told = status["conditions"][0]["type"] == "NodeResizeError";
+            (told && status["allocatedResourceStatuses"]["storage"] == "NodeResizeInfeasible").then_some(())
+        })
+        .await;
+    tokio::time::sleep(std::time::Duration::from_secs(600)).await;
+    assert_eq!(fake.count("expand"), 1);
+    fake.behave(Manner::default());
+    h.delete("a", 1);
+    h.until_gone("a").await;
 }
 
 #[tokio::test(start_paused = true)]
