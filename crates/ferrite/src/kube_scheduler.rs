@@ -8,9 +8,10 @@ use clap::parser::ValueSource;
 use clap::{ArgMatches, Command, FromArgMatches};
 use ferrite_client::{Events, Informer, Informers, Scope, Term};
 use ferrite_component::health::Check;
-use ferrite_component::{GoDuration, TypeMeta, read_config};
+use ferrite_component::metrics::CONTENT_TYPE;
+use ferrite_component::{GoDuration, Pages, TypeMeta, read_config};
 use ferrite_json::json;
-use ferrite_scheduler::configuration::v1::KubeSchedulerConfiguration;
+use ferrite_scheduler::configuration::v1::{InUse, KubeSchedulerConfiguration};
 use ferrite_scheduler::{Configuration, Registry, SchedulerContext};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use std::collections::BTreeSet;
@@ -126,6 +127,20 @@ fn stopping(scope: &Scope) -> Check {
     })
 }
 
+/// The settings in use, for `/configz`.
+fn in_use(options: &AloneOptions) -> InUse {
+    let kubeconfig = options.kubeconfig.as_ref().map(|path| path.display().to_string());
+    InUse {
+        kubeconfig: kubeconfig.unwrap_or_default(),
+        leader_elect: options.leader_elect,
+        lease_duration: options.leader_elect_lease_duration,
+        renew_deadline: options.leader_elect_renew_deadline,
+        retry_period: options.leader_elect_retry_period,
+        resource_name: options.leader_elect_resource_name.clone().unwrap_or_else(|| NAME.to_owned()),
+        resource_namespace: options.leader_elect_resource_namespace.clone(),
+    }
+}
+
 impl KubeScheduler {
     pub async fn run(self) -> Result<ExitCode, BoxError> {
         let mut options = self.alone;
@@ -138,19 +153,16 @@ impl KubeScheduler {
         // A profile that cannot be made ends the process now, not when it becomes the leader.
         ferrite_scheduler::check(&configuration, &Registry::default())?;
         apply(&file, &self.given, &mut options);
-        let names: Vec<&str> =
-            configuration.profiles.iter().map(|profile| profile.scheduler_name.as_str()).collect();
         let scope = Scope::new();
         let handlers = Handlers::default();
+        let pages = Pages::default();
+        let shown = file.shown(&configuration, &in_use(&options));
         let alone = Alone {
             name: NAME,
             secure_port: self.secure_port,
-            config: json!({"kubescheduler.config.k8s.io": {
-                "LeaderElection": {"leaderElect": options.leader_elect},
-                "Profiles": names.iter().map(|name| json!({"schedulerName": *name})).collect::<Vec<_>>(),
-            }}),
+            config: json!({"componentconfig": shown}),
             options,
-            pages: ferrite_component::Pages::default(),
+            pages: pages.clone(),
             ready: vec![stopping(&scope), handlers.check()],
         };
         let client = kube::Client::try_from(alone.server().await?)?;
@@ -161,6 +173,10 @@ impl KubeScheduler {
             .run(client, scope, move |Term { scope, fence }| {
                 let acting = fence.guard(acting);
                 handlers.start(&informers);
+                let pods = informers.get();
+                pages.add("/metrics/resources", CONTENT_TYPE, move |_| {
+                    ferrite_scheduler::resource_metrics_page(&pods)
+                });
                 ferrite_scheduler::start(&SchedulerContext {
                     informers,
                     events: Events::start(acting.clone(), &scope),

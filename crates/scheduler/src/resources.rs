@@ -220,6 +220,54 @@ fn is_pod_level(name: &str) -> bool {
     matches!(name, "cpu" | "memory") || name.starts_with("hugepages-")
 }
 
+/// The sum of the containers' amounts at the pod's most demanding moment.
+fn most_demanding(spec: &PodSpec, amounts: impl Fn(&Container) -> Resources) -> Resources {
+    let mut total = Resources::default();
+    spec.containers.iter().for_each(|container| total.add(&amounts(container)));
+    let mut sidecars = Resources::default();
+    let mut initial = Resources::default();
+    for container in spec.init_containers.iter().flatten() {
+        let mut moment = sidecars.clone();
+        moment.add(&amounts(container));
+        if is_sidecar(container) {
+            sidecars = moment.clone();
+        }
+        initial.raise_to(&moment);
+    }
+    total.add(&sidecars);
+    total.raise_to(&initial);
+    total
+}
+
+/// The limits of a pod, by the same rules as its [requests](pod_requests). Overhead counts where there is a limit.
+pub fn pod_limits(spec: &PodSpec) -> Resources {
+    let limits = |container: &Container| {
+        Resources::from_list(container.resources.as_ref().and_then(|resources| resources.limits.as_ref()))
+    };
+    let mut total = most_demanding(spec, limits);
+    let of_pod = spec.resources.as_ref().and_then(|resources| resources.limits.as_ref());
+    for (name, amount) in of_pod.into_iter().flatten().filter(|(name, _)| is_pod_level(name)) {
+        match name.as_str() {
+            "cpu" => total.milli_cpu = milli(amount),
+            "memory" => total.memory = whole(amount),
+            _ => drop(total.scalar.insert(name.clone(), whole(amount))),
+        }
+    }
+    let overhead = Resources::from_list(spec.overhead.as_ref());
+    let add = |limit: &mut i64, overhead: i64| {
+        if *limit != 0 {
+            *limit = limit.saturating_add(overhead);
+        }
+    };
+    add(&mut total.milli_cpu, overhead.milli_cpu);
+    add(&mut total.memory, overhead.memory);
+    add(&mut total.ephemeral_storage, overhead.ephemeral_storage);
+    for (name, limit) in &mut total.scalar {
+        add(limit, overhead.scalar.get(name).copied().unwrap_or(0));
+    }
+    total
+}
+
 fn sum(spec: &PodSpec, status: Option<&PodStatus>, assumed: Assumed) -> Resources {
     let requests = |container: &Container| {
         // As upstream: a container that only initializes is not resized.
@@ -234,20 +282,7 @@ fn sum(spec: &PodSpec, status: Option<&PodStatus>, assumed: Assumed) -> Resource
         }
         requests
     };
-    let mut total = Resources::default();
-    spec.containers.iter().for_each(|container| total.add(&requests(container)));
-    let mut sidecars = Resources::default();
-    let mut initial = Resources::default();
-    for container in spec.init_containers.iter().flatten() {
-        let mut moment = sidecars.clone();
-        moment.add(&requests(container));
-        if is_sidecar(container) {
-            sidecars = moment.clone();
-        }
-        initial.raise_to(&moment);
-    }
-    total.add(&sidecars);
-    total.raise_to(&initial);
+    let mut total = most_demanding(spec, requests);
     if let Some(whole) = spec.resources.as_ref().and_then(|resources| resources.requests.as_ref()) {
         let pod_level = pod_level_requests(spec, whole, status);
         if whole.contains_key("cpu") {

@@ -138,6 +138,28 @@ async fn a_deleted_pod_gives_its_room_and_its_name_back() {
         }
     };
     assert!(tokio::time::timeout(PATIENCE, told).await.is_ok(), "{:?}", events.list());
+
+    // It is tried again when it changes, and fails again.
+    create(&api, pod("waits", false, &[])).await;
+    let failures = async |count: i32| {
+        let counted = |event: &Event| event.series.as_ref().map_or(1, |series| series.count);
+        let is_there = || {
+            let all = events.list();
+            let mut of_pod =
+                all.iter().filter(|event| is_event(event, "FailedScheduling", "Scheduling", "waits"));
+            of_pod.any(|event| counted(event) == count)
+        };
+        let reached = async {
+            while !is_there() {
+                seen.notified().await;
+            }
+        };
+        assert!(tokio::time::timeout(PATIENCE, reached).await.is_ok(), "{count}: {:?}", events.list());
+    };
+    failures(1).await;
+    let changed = Patch::Merge(json!({"metadata": {"labels": {"again": "yes"}}}));
+    api.patch("waits", &PatchParams::default(), &changed).await.unwrap();
+    failures(2).await;
     scope.shutdown().await;
     server.shutdown().await;
 }

@@ -173,16 +173,10 @@ impl SeriesMemory {
     }
 
     fn key(&self, happening: &Happening) -> Digest {
-        let object = |object: &ObjectReference| {
-            [
-                object.kind.clone(),
-                object.namespace.clone(),
-                object.name.clone(),
-                object.field_path.clone(),
-                object.uid.clone(),
-                object.api_version.clone(),
-            ]
-        };
+        fn object(object: &ObjectReference) -> [Option<&str>; 6] {
+            let ObjectReference { kind, namespace, name, field_path, uid, api_version, .. } = object;
+            [kind, namespace, name, field_path, uid, api_version].map(Option::as_deref)
+        }
         let parts = (
             &happening.controller,
             &happening.instance,

@@ -1,5 +1,9 @@
 //! KubeSchedulerConfiguration of `kubescheduler.config.k8s.io/v1`, as a file has it.
 
+mod shown;
+
+pub use shown::InUse;
+
 use ferrite_api::field::{FieldError, Path};
 use ferrite_api::meta_validation;
 use ferrite_component::GoDuration;

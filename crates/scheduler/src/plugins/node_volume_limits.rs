@@ -85,7 +85,7 @@ impl NodeVolumeLimits {
     }
 
     /// Adds the volumes of a pod that is on the node. A claim that is gone does not count, nor does one that is not the
-    /// pod's own: whoever may create pods could otherwise keep all others off the node.
+    /// pod's own: any user who may create pods could otherwise keep all others off the node.
     fn add_present(&self, pod: &PodInfo, volumes: &mut Volumes) {
         for (name, is_own) in pod.claim_names() {
             let key = claim_key(pod, &name);
