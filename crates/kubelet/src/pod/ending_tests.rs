@@ -143,6 +143,24 @@ async fn sidecars_end_in_turn_and_run_their_hooks_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_container_that_has_ended_is_probed_no_more() {
+    let h = Harness::start().await;
+    let mut c = container("c");
+    c["readinessProbe"] = json!({"exec": {"command": ["ready"]}, "periodSeconds": 1, "failureThreshold": 1});
+    let mut sidecar = container("s");
+    sidecar["restartPolicy"] = json!("Always");
+    sidecar["lifecycle"] = json!({"preStop": {"sleep": {"seconds": 100}}});
+    let spec = json!({"terminationGracePeriodSeconds": 200, "initContainers": [sidecar], "containers": [c]});
+    h.create("p", spec);
+    h.until("p", "ready", ready).await;
+    h.delete("p", 200);
+    h.until_gone("p").await;
+    let calls = h.runtime.calls();
+    let last = calls.iter().rposition(|call| call == "exec:ready").unwrap();
+    assert!(last < position(&calls, "stop:c:200"), "{calls:?}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn sidecars_wait_for_those_that_they_serve() {
     let h = Harness::start().await;
     let sidecar = |name: &str| {

@@ -93,10 +93,12 @@ impl Worker {
                     }
                     () = wake.notified() => {}
                 }
+                // A runtime that does not answer now is asked again at the end.
+                let Ok(now) = self.observe().await else { continue };
+                self.probes.keep_running(&now);
                 let results = self.probes.results();
                 if results != seen && matches!(current, Desired::Present(_)) {
                     seen = results;
-                    let now = self.observe().await?;
                     self.publish(&pod, &now, true, false);
                 }
             }

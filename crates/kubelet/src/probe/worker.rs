@@ -131,6 +131,17 @@ impl ProbeSet {
         });
     }
 
+    /// Ends the probes of containers that run no more.
+    pub(crate) fn keep_running(&mut self, runtime: &RuntimePod) {
+        self.running.retain(|(id, _), scope| {
+            let keep = runtime.running().any(|instance| instance.id == *id);
+            if !keep {
+                scope.cancel();
+            }
+            keep
+        });
+    }
+
     /// Ends every probe.
     pub(crate) fn stop(&mut self) {
         self.running.drain().for_each(|(_, scope)| scope.cancel());

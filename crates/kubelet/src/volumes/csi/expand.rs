@@ -111,7 +111,7 @@ const IN_PROGRESS: &str = "NodeResizeInProgress";
 const INFEASIBLE: &str = "NodeResizeInfeasible";
 const ERROR: &str = "NodeResizeError";
 
-/// How far the growth of the claim's volume is.
+/// The state of the growth of the claim's volume.
 fn resize_status(claim: &PersistentVolumeClaim) -> Option<&str> {
     let all = claim.status.as_ref()?.allocated_resource_statuses.as_ref()?;
     all.get("storage").map(String::as_str)

@@ -1,7 +1,7 @@
 //! Pods with volumes of a driver that does as the test says: refuses, lies, hangs.
 
 use super::*;
-use crate::testing::Harness;
+use crate::testing::{FakeApi, Harness};
 use ferrite_client::csi::{attachment_name, unique_name};
 use ferrite_csi::Driver;
 use ferrite_csi::v1::node_server::{self, NodeServer};
@@ -352,7 +352,7 @@ async fn the_limit_of_volumes_is_asked_for_as_often_as_the_driver_wants() {
     let fake = Fake::start(&h, &[]);
     tokio::spawn(h.context.volumes.csi().clone().follow_limits());
     let until = async |limit: i64| {
-        let found = |api: &crate::testing::FakeApi| {
+        let found = |api: &FakeApi| {
             let drivers = api.list("csinodes").pop()?["spec"]["drivers"].clone();
             (drivers[0]["allocatable"]["count"] == limit).then_some(())
         };
@@ -383,9 +383,18 @@ async fn a_size_that_the_driver_cannot_give_is_asked_for_once() {
             (told && status["allocatedResourceStatuses"]["storage"] == "NodeResizeInfeasible").then_some(())
         })
         .await;
-    tokio::time::sleep(std::time::Duration::from_secs(600)).await;
-    assert_eq!(fake.count("expand"), 1);
+    // It is asked again when the controller has taken up another size.
+    tokio::time::advance(std::time::Duration::from_secs(600)).await;
     fake.behave(Manner::default());
+    let mut claim = h.api.list("persistentvolumeclaims").remove(0);
+    claim["status"]["allocatedResourceStatuses"]["storage"] = json!("NodeResizePending");
+    h.api.put("persistentvolumeclaims", claim);
+    let grown = |api: &FakeApi| {
+        let claim = api.list("persistentvolumeclaims").remove(0);
+        (claim["status"]["capacity"]["storage"] == "2Gi").then_some(())
+    };
+    h.api.until("grown", grown).await;
+    assert_eq!(fake.count("expand"), 2);
     h.delete("a", 1);
     h.until_gone("a").await;
 }
