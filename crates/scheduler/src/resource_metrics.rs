@@ -8,6 +8,9 @@ use k8s_openapi::api::core::v1::{Pod, PodSpec};
 
 use crate::resources::{Resources, pod_limits, pod_requests};
 
+/// The amounts of a pod that one family shows.
+type Amounts = fn(&PodSpec) -> Resources;
+
 const REQUEST: &str = "kube_pod_resource_request";
 const LIMIT: &str = "kube_pod_resource_limit";
 
@@ -18,7 +21,7 @@ pub fn page(pods: &Informer<Pod>) -> String {
 
 fn text(pods: &[Arc<Pod>]) -> String {
     let mut out = String::new();
-    let families: [(&str, &str, fn(&PodSpec) -> Resources); 2] = [
+    let families: [(&str, &str, Amounts); 2] = [
         (LIMIT, "Limits of each pod that is not finished, by resource, with its unit.", pod_limits),
         (REQUEST, "Requests of each pod that is not finished, by resource, with its unit.", |spec| {
             pod_requests(spec, None)

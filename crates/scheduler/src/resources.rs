@@ -200,8 +200,8 @@ pub fn non_zero_requests(spec: &PodSpec, status: Option<&PodStatus>, requests: &
         let has = |list: Option<&List>| list.is_some_and(|list| list.contains_key(resource));
         let names = |container: &Container| names(container, status, resource);
         // As upstream: with requests for the pod as a whole, only a resource that nobody asks for is assumed.
-        let is_asked_for = has_whole
-            && (has(whole) || has(spec.overhead.as_ref()) || containers().any(|container| names(container)));
+        let is_asked_for =
+            has_whole && (has(whole) || has(spec.overhead.as_ref()) || containers().any(names));
         if is_asked_for || containers().all(names) { 0 } else { amount }
     };
     let assumed = Assumed {

@@ -18,8 +18,9 @@ use tokio::sync::Notify;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 async fn create<K: Object>(api: &Api<K>, object: Value) {
-    let object = K::decode(&ferrite_json::to_vec(&object).unwrap()).unwrap();
-    api.create(&PostParams::default(), &object).await.unwrap();
+    let text = ferrite_json::to_vec(&object).expect("text");
+    let object = K::decode(&text).expect("an object of the kind");
+    api.create(&PostParams::default(), &object).await.expect("the object is made");
 }
 
 /// A pod that fills the node. Nobody provisions the volume of one with a claim.

@@ -186,7 +186,7 @@ impl SeriesMemory {
             &happening.reason,
             &happening.action,
         );
-        Digest(self.keys[0].hash_one(&parts), self.keys[1].hash_one(&parts))
+        Digest(self.keys[0].hash_one(parts), self.keys[1].hash_one(parts))
     }
 }
 

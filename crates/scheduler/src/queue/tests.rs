@@ -213,6 +213,9 @@ fn changes_and_deletions_reach_pods_in_every_part() {
     assert_eq!(queue.lengths(), (0, 0, 0), "deleted while in flight");
 }
 
+/// The end of an attempt.
+type End = fn(&mut Queue, Popped, Instant);
+
 /// As [`pod`], with a UID.
 fn instance(name: &str, uid: &str) -> Arc<PodInfo> {
     let pod = json!({"metadata": {"name": name, "namespace": "ns", "uid": uid}, "spec": {"containers": []}});
@@ -222,7 +225,7 @@ fn instance(name: &str, uid: &str) -> Arc<PodInfo> {
 #[test]
 fn a_pod_made_anew_while_its_predecessor_is_in_flight_is_queued() {
     let key = ObjectKey::new("ns", "a");
-    let ends: [(&str, fn(&mut Queue, Popped, Instant)); 3] = [
+    let ends: [(&str, End); 3] = [
         ("bound", |queue, popped, now| {
             queue.done(&popped.pod.key, now);
         }),
