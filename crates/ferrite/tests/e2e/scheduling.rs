@@ -68,7 +68,8 @@ fn affinity(world: &World) {
         message.starts_with("0/2 nodes are available: 2 node(s) didn't match pod anti-affinity rules."),
         "{message}"
     );
-    let output = world.ferrite(&["explain-schedule", "pod/apart-3"]).output().unwrap();
+    let arguments = ["explain-schedule", "pod/apart-3"];
+    let output = world.command(ferrite().to_str().unwrap(), &arguments).output().unwrap();
     let explained = String::from_utf8(output.stdout).unwrap();
     for text in ["node-2", "InterPodAffinity", "didn't match pod anti-affinity rules"] {
         assert!(explained.contains(text), "no {text} in {explained}");
