@@ -224,7 +224,6 @@ impl Alone {
                 config: Some(self.config.clone()),
                 pages: self.pages.clone(),
                 always_allow_paths: options.authorization_always_allow_paths.clone(),
-                ..EndpointOptions::default()
             },
             Arc::new(DelegatedAccess::new(reviewer, true).with_lifetimes(Lifetimes {
                 token: options.authentication_token_webhook_cache_ttl.0,
@@ -281,4 +280,64 @@ pub async fn server_of(kubeconfig: Option<&PathBuf>) -> Result<kube::Config, Box
     let file = Kubeconfig::read_from(path)
         .map_err(|error| format!("cannot read the kubeconfig {}: {error}", path.display()))?;
     Ok(kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+    use kube::client::Body;
+    use std::convert::Infallible;
+    use std::sync::Mutex;
+
+    #[derive(Parser)]
+    struct Flags {
+        #[command(flatten)]
+        options: AloneOptions,
+    }
+
+    /// A server that keeps what was written last, which is the lease.
+    fn server() -> kube::Client {
+        let stored: Arc<Mutex<Option<Vec<u8>>>> = Arc::default();
+        let service = tower::service_fn(move |request: http::Request<Body>| {
+            let stored = Arc::clone(&stored);
+            async move {
+                let (method, is_lease) = (request.method().clone(), request.uri().path().contains("/leases"));
+                let body = request.into_body().collect_bytes().await.expect("a body").to_vec();
+                let missing = br#"{"kind":"Status","status":"Failure","reason":"NotFound","code":404}"#;
+                let mut stored = stored.lock().expect("nobody panics with it");
+                let (code, body) = match (method == http::Method::GET, is_lease) {
+                    (true, _) => stored.clone().map_or((404, missing.to_vec()), |lease| (200, lease)),
+                    (false, true) => {
+                        *stored = Some(body.clone());
+                        (200, body)
+                    }
+                    (false, false) => (200, body),
+                };
+                let response = http::Response::builder().status(code).body(Body::from(body));
+                Ok::<_, Infallible>(response.expect("a response"))
+            }
+        });
+        kube::Client::new(service, "default")
+    }
+
+    #[tokio::test]
+    async fn a_leader_that_cannot_work_ends() {
+        let alone = Alone {
+            name: "test",
+            options: Flags::parse_from(["test"]).options,
+            secure_port: 0,
+            config: Value::Null,
+            pages: Pages::default(),
+            ready: Vec::new(),
+        };
+        let mut led = false;
+        let running = alone.run(server(), Scope::new(), |term| {
+            led = term.fence.is_open();
+            Err("no work".into())
+        });
+        let ended = tokio::time::timeout(Duration::from_secs(60), Box::pin(running)).await.expect("it ends");
+        assert_eq!(ended.unwrap_err().to_string(), "no work");
+        assert!(led);
+    }
 }

@@ -319,19 +319,18 @@ impl KubeControllerManager {
         let manager = kube::Client::try_from(server.clone())?;
         let own_accounts = self.use_service_account_credentials;
         let acting = manager.clone();
-        alone
-            .run(manager, Scope::new(), move |Term { scope, fence }| {
-                let acting = fence.guard(acting);
-                let clients: Clients = match own_accounts {
-                    true => accounts(server, acting, fence, scope.clone()),
-                    false => Arc::new(move |_| acting.clone()),
-                };
-                let context = Context::new(clients, scope, config);
-                let names: Vec<&str> = names.iter().map(String::as_str).collect();
-                ferrite_controllers::start_all(&context, &names);
-                Ok(())
-            })
-            .await?;
+        let running = alone.run(manager, Scope::new(), move |Term { scope, fence }| {
+            let acting = fence.guard(acting);
+            let clients: Clients = match own_accounts {
+                true => accounts(server, acting, fence, scope.clone()),
+                false => Arc::new(move |_| acting.clone()),
+            };
+            let context = Context::new(clients, scope, config);
+            let names: Vec<&str> = names.iter().map(String::as_str).collect();
+            ferrite_controllers::start_all(&context, &names);
+            Ok(())
+        });
+        Box::pin(running).await?;
         Ok(ExitCode::SUCCESS)
     }
 
@@ -444,7 +443,7 @@ mod tests {
             ("*,-deployment-controller", "cannot read the kubeconfig"),
         ] {
             let flags = ["x", "--kubeconfig=/nonexistent/kubeconfig", "--controllers", names];
-            let error = Flags::parse_from(flags).manager.run().await.unwrap_err().to_string();
+            let error = Box::pin(Flags::parse_from(flags).manager.run()).await.unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }
     }

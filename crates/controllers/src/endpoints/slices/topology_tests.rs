@@ -121,7 +121,7 @@ fn slices_with_good_hints_stay() {
     let bad = slice(&[("a", "c", true), ("b", "b", true)]);
     let mut slices = Slices { unchanged: vec![good.clone(), bad], ..Slices::default() };
     assert_eq!(slices.add_hints(Some(&ratios)), Ok(zones(&[("a", 2), ("b", 2)])));
-    assert_eq!(slices.unchanged, [good.clone()]);
+    assert_eq!(slices.unchanged, std::slice::from_ref(&good));
     assert_eq!(hints(&slices.update), ["a", "b"]);
     // Too many hints for one zone.
     let full = slice(&[("a", "a", true), ("a", "a", true), ("b", "a", true), ("b", "a", true)]);
