@@ -223,6 +223,7 @@ fn nodes_come_fail_and_go() {
     let pid = container_pid(&world.get(&["pod", "on-node-2"]));
     let address = pod_ip(&world.get(&["pod", "on-node-2"]));
     node_command(&world, &["partition", "node-2"]);
+    assert!(node_command(&world, &["list"]).contains("cut off"));
     assert!(world.netns.http_get((address, 8080).into(), "/").is_err());
     assert!(Path::new(&format!("/proc/{pid}")).exists());
     node_command(&world, &["start", "node-2"]);
