@@ -1,6 +1,7 @@
 //! Requests and limits as the kernel's numbers.
 
 use super::{huge_pages, oom_score};
+use crate::pod::labels;
 use crate::pod::model::{self, ContainerKind, QosClass};
 use crate::quantity;
 use crate::topology::ContainerCpus;
@@ -77,9 +78,7 @@ impl NodeSwap {
 }
 
 fn is_critical(pod: &Pod) -> bool {
-    let source = pod.metadata.annotations.as_ref().and_then(|a| a.get("kubernetes.io/config.source"));
-    let is_static = source.is_some_and(|source| source != "api");
-    is_static || model::spec(pod).priority.is_some_and(|priority| priority >= 2_000_000_000)
+    labels::is_static(pod) || model::spec(pod).priority.is_some_and(|priority| priority >= 2_000_000_000)
 }
 
 /// The node's rules for the resources of containers.

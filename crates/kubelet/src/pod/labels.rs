@@ -38,10 +38,15 @@ pub(crate) fn sandbox_labels(pod: &Pod) -> BTreeMap<String, String> {
     labels
 }
 
+/// True for a pod of a file or a URL. An object of the API has a version, and its author cannot pass it off as such a pod.
+pub(crate) fn is_static(pod: &Pod) -> bool {
+    let source = pod.metadata.annotations.as_ref().and_then(|annotations| annotations.get(SOURCE));
+    pod.metadata.resource_version.is_none() && source.is_some_and(|source| source != "api")
+}
+
 pub(crate) fn sandbox_annotations(pod: &Pod) -> BTreeMap<String, String> {
     let mut annotations = pod.metadata.annotations.clone().unwrap_or_default();
-    // An object of the API has a version, and its author cannot pass it off as a static pod.
-    if pod.metadata.resource_version.is_some() || !annotations.contains_key(SOURCE) {
+    if !is_static(pod) {
         annotations.insert(SOURCE.into(), "api".into());
     }
     annotations.insert(TERMINATION_GRACE.into(), termination_grace(pod).to_string());
@@ -117,7 +122,9 @@ mod tests {
             let mut pod = Pod::default();
             pod.metadata.resource_version = version.map(str::to_owned);
             pod.metadata.annotations = source.map(|source| [(SOURCE.to_owned(), source.to_owned())].into());
-            sandbox_annotations(&pod).remove(SOURCE).unwrap()
+            let source = sandbox_annotations(&pod).remove(SOURCE).unwrap();
+            assert_eq!(is_static(&pod), source != "api");
+            source
         };
         assert_eq!(source(None, Some("file")), "file");
         assert_eq!(source(Some("7"), Some("file")), "api", "the author of an object wrote it");
