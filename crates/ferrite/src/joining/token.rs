@@ -72,7 +72,7 @@ impl FromStr for JoinToken {
 }
 
 impl JoinToken {
-    pub(super) fn new(ca: &str) -> Result<Self, BoxError> {
+    pub(crate) fn new(ca: &str) -> Result<Self, BoxError> {
         Ok(Self { ca_hash: ferrite_pki::public_key_hash(ca)?, id: random(ID), secret: random(SECRET) })
     }
 
