@@ -14,14 +14,18 @@ const SAFE_DIGITS: usize = 18;
 
 /// The value that the text is. The same as [`from_slice`](crate::from_slice), faster where the text has no spaces.
 pub fn from_compact(bytes: &[u8]) -> Result<Value, Error> {
-    from_compact_without(bytes, "")
+    read(bytes, None)
 }
 
 /// As [`from_compact`], but lists of this name that are members of the value's own members may be left out: their text is
 /// passed over where it has no spaces.
 pub fn from_compact_without(bytes: &[u8], lists: &str) -> Result<Value, Error> {
+    read(bytes, Some(lists))
+}
+
+fn read(bytes: &[u8], left_out: Option<&str>) -> Result<Value, Error> {
     let read = std::str::from_utf8(bytes).ok().and_then(|text| {
-        let mut reader = Reader { text, left_out: lists, at: 0, members: Vec::new(), items: Vec::new() };
+        let mut reader = Reader { text, left_out, at: 0, members: Vec::new(), items: Vec::new() };
         let value = reader.value(MAX_DEPTH)?;
         (reader.at == text.len()).then_some(value)
     });
@@ -34,7 +38,7 @@ const SECOND_LEVEL: usize = MAX_DEPTH - 2;
 struct Reader<'a> {
     text: &'a str,
     /// The name of lists on the second level that are left out.
-    left_out: &'a str,
+    left_out: Option<&'a str>,
     at: usize,
     /// Of all objects that are not at their end yet.
     members: Vec<(Text, Value)>,
@@ -80,7 +84,7 @@ impl Reader<'_> {
             loop {
                 let name = self.string()?;
                 self.pass(b':').then_some(())?;
-                if depth == SECOND_LEVEL && name == self.left_out && self.peek() == Some(b'[') {
+                if depth == SECOND_LEVEL && self.left_out == Some(&*name) && self.peek() == Some(b'[') {
                     self.at = value_end(self.text.as_bytes(), self.at)?;
                 } else {
                     let value = self.value(depth)?;
@@ -166,7 +170,8 @@ mod tests {
         let mut expected = read.clone();
         expected["metadata"].as_object_mut().unwrap().remove("a");
         assert_eq!(from_compact_without(text.as_bytes(), "a").unwrap(), expected);
-        assert_eq!(from_compact_without(text.as_bytes(), "").unwrap(), read);
+        assert_eq!(from_compact(text.as_bytes()).unwrap(), read);
+        assert_eq!(from_compact(br#"{"m":{"":[1]}}"#).unwrap().to_string(), r#"{"m":{"":[1]}}"#);
         assert_eq!(
             from_compact_without(br#"{"m":{"a":[1],"b":[2]}}"#, "b").unwrap().to_string(),
             r#"{"m":{"a":[1]}}"#

@@ -91,7 +91,7 @@ const MAX_VISITS: usize = 50_000;
 impl JsonPath {
     /// None when the text is not a path that is understood.
     pub fn parse(text: &str) -> Option<Self> {
-        parse_steps(text.trim()).map(Self)
+        parse_steps(text.trim(), MAX_NESTING).map(Self)
     }
 
     /// The values that the path leads to; none where it visits too many.
@@ -138,8 +138,14 @@ impl Walk {
         self.visit(1)?;
         match (step, value) {
             (Step::Member(name), Value::Object(map)) => next.extend(map.get(name)),
-            (Step::All, Value::Object(map)) => next.extend(map.values()),
-            (Step::All, Value::Array(list)) => next.extend(list),
+            (Step::All, Value::Object(map)) => {
+                self.visit(map.len())?;
+                next.extend(map.values());
+            }
+            (Step::All, Value::Array(list)) => {
+                self.visit(list.len())?;
+                next.extend(list);
+            }
             (Step::Index(index), Value::Array(list)) => {
                 next.extend(place(*index, list.len()).and_then(|at| list.get(at)));
             }
@@ -148,6 +154,7 @@ impl Walk {
                 let to = to.map_or(Some(list.len()), |to| place(to, list.len()));
                 // As upstream: a slice beyond the end has nothing.
                 let part = from.zip(to).and_then(|(from, to)| list.get(from..to));
+                self.visit(part.map_or(0, <[Value]>::len))?;
                 next.extend(part.into_iter().flatten().step_by(*step));
             }
             (Step::Recursive, value) => self.descend(value, next)?,
@@ -157,6 +164,7 @@ impl Walk {
                 }
             }
             (Step::Filter { left, comparison, right }, Value::Array(list)) => {
+                self.visit(list.len())?;
                 for item in list {
                     let left = self.follow(left, item)?;
                     let right = match right {
@@ -171,6 +179,7 @@ impl Walk {
                 }
             }
             (Step::Exists(path), Value::Array(list)) => {
+                self.visit(list.len())?;
                 for item in list {
                     if !self.follow(path, item)?.is_empty() {
                         next.push(item);
@@ -202,7 +211,11 @@ fn place(at: i64, length: usize) -> Option<usize> {
     usize::try_from(if at < 0 { length.checked_add(at)? } else { at }).ok()
 }
 
-fn parse_steps(text: &str) -> Option<Vec<Step>> {
+/// Filters may be nested in filters so deep.
+const MAX_NESTING: usize = 8;
+
+/// `nesting` is how deep filters in the text may be nested.
+fn parse_steps(text: &str, nesting: usize) -> Option<Vec<Step>> {
     let mut steps = Vec::new();
     let mut rest = text.strip_prefix('$').unwrap_or(text);
     while !rest.is_empty() {
@@ -234,7 +247,7 @@ fn parse_steps(text: &str) -> Option<Vec<Step>> {
         } else if let Some(after) = rest.strip_prefix('[') {
             let end = closing(after)?;
             let (inside, left) = after.split_at(end);
-            steps.push(parse_bracket(inside.trim(), true)?);
+            steps.push(parse_bracket(inside.trim(), true, nesting)?);
             rest = left.strip_prefix(']')?;
         } else if steps.is_empty() {
             // A path may leave out the first dot.
@@ -280,16 +293,16 @@ fn closing(text: &str) -> Option<usize> {
     None
 }
 
-fn parse_bracket(text: &str, takes_union: bool) -> Option<Step> {
+fn parse_bracket(text: &str, takes_union: bool, nesting: usize) -> Option<Step> {
     if text == "*" {
         return Some(Step::All);
     }
     if let Some(filter) = text.strip_prefix("?(").and_then(|rest| rest.strip_suffix(')')) {
-        return parse_filter(filter.trim());
+        return parse_filter(filter.trim(), nesting.checked_sub(1)?);
     }
     if takes_union && text.contains(',') {
         let parts = text.split(',').take(MAX_STEPS + 1);
-        let parts: Option<Vec<Step>> = parts.map(|part| parse_bracket(part.trim(), false)).collect();
+        let parts: Option<Vec<Step>> = parts.map(|part| parse_bracket(part.trim(), false, nesting)).collect();
         return parts.filter(|parts| parts.len() <= MAX_STEPS).map(Step::Union);
     }
     if let Some(name) = quoted(text) {
@@ -315,9 +328,9 @@ fn quoted(text: &str) -> Option<String> {
 }
 
 /// What is in `?( )`: a path, or a comparison of a path with a value or another path.
-fn parse_filter(text: &str) -> Option<Step> {
+fn parse_filter(text: &str, nesting: usize) -> Option<Step> {
     const SIGNS: [char; 4] = ['!', '<', '>', '='];
-    let path = |text: &str| parse_steps(text.trim().strip_prefix('@')?);
+    let path = |text: &str| parse_steps(text.trim().strip_prefix('@')?, nesting);
     let Some(at) = text.find(SIGNS).filter(|at| *at > 0) else { return path(text).map(Step::Exists) };
     let (left, rest) = text.split_at(at);
     let end = rest.find(|sign| !SIGNS.contains(&sign))?;
@@ -390,5 +403,20 @@ mod tests {
         let union = JsonPath::parse(&format!(".l{}", "[0,0,0,0,0,0,0,0]".repeat(20))).expect("a path");
         assert_eq!(union.find(&json!({"l": [[[[[[[]]]]]]]})), Vec::<&Value>::new());
         assert_eq!(JsonPath::parse("..x..a").expect("a path").find(&nested).len(), 60);
+        let wide = json!({"l": [vec![0; 1000]]});
+        for part in ["[*,*]", "[0:1000,0:1000]"] {
+            let path = format!(".l[0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0]{part}");
+            assert_eq!(JsonPath::parse(&path).expect("a path").find(&wide).len(), 0, "{part}");
+        }
+        let items = json!({"l": vec![1; MAX_VISITS + 1]});
+        assert_eq!(JsonPath::parse(".l[?(@==1)]").expect("a path").find(&items).len(), 0);
+    }
+
+    #[test]
+    fn filters_are_nested_so_deep_and_no_deeper() {
+        let nested = |levels: usize| format!("{}.b{}", ".a[?(@".repeat(levels), ")]".repeat(levels));
+        assert!(JsonPath::parse(&nested(MAX_NESTING)).is_some());
+        assert!(JsonPath::parse(&nested(MAX_NESTING + 1)).is_none());
+        assert!(JsonPath::parse(&nested(50_000)).is_none());
     }
 }

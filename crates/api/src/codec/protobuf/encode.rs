@@ -42,8 +42,8 @@ impl Encoder {
     pub fn encode(&mut self, type_: TypeRef, text: &[u8]) -> Result<(), EncodeError> {
         let text = std::str::from_utf8(text).map_err(|_| EncodeError::NotAnObject)?;
         // The name may be that of any member, too: of a property in a schema, say.
-        if self.transcode(type_, text, FIELDS).is_err() {
-            self.transcode(type_, text, "")?;
+        if self.transcode(type_, text, Some(FIELDS)).is_err() {
+            self.transcode(type_, text, None)?;
         }
         Ok(())
     }
@@ -53,7 +53,7 @@ impl Encoder {
         self.writer.written()
     }
 
-    fn transcode(&mut self, type_: TypeRef, text: &str, opaque: &str) -> Result<(), EncodeError> {
+    fn transcode(&mut self, type_: TypeRef, text: &str, opaque: Option<&str>) -> Result<(), EncodeError> {
         self.writer.clear();
         self.places.clear();
         let root = self.tape.read(text, opaque).ok_or(EncodeError::TooDeep)?;
