@@ -50,9 +50,14 @@ const GATES: &str = "--feature-gates";
 pub fn as_pflag(arguments: &mut Vec<OsString>) -> bool {
     let is_component = |name: &OsString| name.to_str().is_some_and(|name| PFLAG.contains(&name));
     let Some(at) = arguments.iter().position(is_component) else { return false };
-    // Our own options may come first. The name of a component that is something else there is no component.
-    if arguments[1..at].iter().any(|argument| !argument.as_encoded_bytes().starts_with(b"-")) {
-        return false;
+    // Our own option may come first. The name of a component that is something else there is no component.
+    let mut before = arguments[1..at].iter();
+    while let Some(argument) = before.next() {
+        match argument.to_str() {
+            Some("-v" | "--v") => drop(before.next()),
+            Some(option) if option.starts_with('-') => {}
+            _ => return false,
+        }
     }
     let mut gates: Vec<String> = Vec::new();
     let mut given = arguments.split_off(at + 1).into_iter();

@@ -8,7 +8,7 @@ mod links;
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use async_trait::async_trait;
@@ -58,6 +58,8 @@ pub struct Bridge {
     isolation: OnceLock<Isolation>,
     /// True once packets to Services have a route.
     routes_services: AtomicBool,
+    /// The index of the bridge to which all pods were joined last; zero before.
+    joined: AtomicU32,
     /// Further addresses of the node on the bridge.
     node_addresses: Mutex<Vec<IpAddr>>,
     /// Held while parts are made again, so that the network is not removed in the middle of it.
@@ -152,6 +154,7 @@ impl Bridge {
             isolated: AtomicBool::new(false),
             isolation: OnceLock::new(),
             routes_services: AtomicBool::new(false),
+            joined: AtomicU32::new(0),
             node_addresses: Mutex::default(),
             healing: tokio::sync::Mutex::default(),
             state,

@@ -308,18 +308,16 @@ impl Programmed {
         let moved = self.change_frontends(before, after);
         let has = effective(&self.owners, &after.claims, id);
         // Elements leave the table before others with the same key enter it.
-        for (frontend, loser, _) in &moved {
-            self.each_claim_at(*loser, frontend, id, Self::release);
-        }
+        let lost = moved.iter().map(|(frontend, loser, _)| (*loser, frontend));
+        self.each_claim_at(lost, id, Self::release);
         before
             .claims
             .iter()
             .filter(|c| had.contains(c) && !has.contains(c))
             .for_each(|c| self.release(c, id));
         after.claims.iter().filter(|c| has.contains(c) && !had.contains(c)).for_each(|c| self.claim(c, id));
-        for (frontend, _, winner) in &moved {
-            self.each_claim_at(*winner, frontend, id, Self::claim);
-        }
+        let won = moved.iter().map(|(frontend, _, winner)| (*winner, frontend));
+        self.each_claim_at(won, id, Self::claim);
     }
 
     /// Enters and leaves frontends. Returns those that have another owner now, with the owners before and after.
@@ -367,19 +365,28 @@ impl Programmed {
         );
     }
 
-    /// Calls `change` with the claims of another service port than `own` on a frontend.
-    fn each_claim_at(
+    /// Calls `change` with the claims on frontends of other service ports than `own`. The claims of each port are gone through
+    /// once: the authors of two Services decide how many frontends they share.
+    fn each_claim_at<'a>(
         &mut self,
-        port: Option<u64>,
-        frontend: &Key,
+        frontends: impl Iterator<Item = (Option<u64>, &'a Key)>,
         own: u64,
         change: fn(&mut Self, &HeldClaim, u64),
     ) {
-        let Some(id) = port.filter(|id| *id != own) else { return };
-        let Some(state) = self.ids.get(&id).and_then(|name| self.ports.get(name)) else { return };
-        let at = |claim: &&HeldClaim| claim.set.frontend(&claim.key).as_ref() == Some(frontend);
-        let claims: Vec<HeldClaim> = state.claims.iter().filter(at).cloned().collect();
-        claims.iter().for_each(|claim| change(self, claim, id));
+        let mut of_port = BTreeMap::<u64, HashSet<&Key>>::new();
+        for (port, frontend) in frontends {
+            if let Some(id) = port.filter(|id| *id != own) {
+                of_port.entry(id).or_default().insert(frontend);
+            }
+        }
+        for (id, frontends) in of_port {
+            let Some(state) = self.ids.get(&id).and_then(|name| self.ports.get(name)) else { continue };
+            let is_at = |claim: &&HeldClaim| {
+                claim.set.frontend(&claim.key).is_some_and(|key| frontends.contains(&key))
+            };
+            let claims: Vec<HeldClaim> = state.claims.iter().filter(is_at).cloned().collect();
+            claims.iter().for_each(|claim| change(self, claim, id));
+        }
     }
 
     fn claim(&mut self, claim: &HeldClaim, id: u64) {

@@ -40,6 +40,9 @@ pub(crate) struct PresentImage {
     pub user: ImageUser,
 }
 
+/// Failed pulls of one pod that are remembered.
+const MAX_FAILED: usize = 256;
+
 /// Failed pulls of one pod.
 #[derive(Debug, Default)]
 pub(crate) struct PullState {
@@ -185,6 +188,10 @@ impl Images {
                 event(EventType::Warning, "Failed", format!("Failed to pull image \"{image}\": {e}"));
                 let (reason, why) = pull_failure(name, &e.to_string());
                 let failed = FailedPull { at: failed_at, reason, why: why.clone() };
+                // A pod whose images are changed again and again begins anew.
+                if state.failed.len() >= MAX_FAILED {
+                    state.failed.clear();
+                }
                 state.failed.insert(key, failed);
                 Err(WaitingReason::new(reason, why))
             }

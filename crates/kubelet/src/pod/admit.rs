@@ -54,6 +54,8 @@ impl Worker {
         let here = |p: &Pod| {
             p.metadata.uid != pod.metadata.uid
                 && !model::is_finished(p)
+                // The API learns later that such a pod has ended, or cannot be asked.
+                && !context.workers.has_released(&model::PodId::of(p).uid)
                 && (order(p) < order(pod) || p.status.as_ref().is_some_and(|s| s.start_time.is_some()))
         };
         let (local, remote) = (context.pods.local().list(), context.pods.remote());

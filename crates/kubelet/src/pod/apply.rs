@@ -40,7 +40,12 @@ impl Worker {
                 context.event(pod, EventType::Normal, "SandboxChanged", message);
             }
             self.probes.stop();
-            context.kill_pod(pod, runtime, grace_of(pod), Hooks::Run).await?;
+            // An order to end the pod has a grace period of its own, which may be shorter.
+            let mut ending = self.end_signal();
+            tokio::select! {
+                killed = context.kill_pod(pod, runtime, grace_of(pod), Hooks::Run) => killed?,
+                () = ending.begun() => return Err(SyncError::Interrupted),
+            }
         }
         self.reset(pod, runtime, &actions.reset).await?;
         for kill in &actions.kill {
@@ -50,7 +55,11 @@ impl Worker {
             let ip = self.pod_ip(pod, runtime);
             let message = Some(kill.message.clone());
             let victim = Victim { container, instance, message, grace, pod_ip: &ip, hooks: Hooks::Run };
-            context.kill_container(pod, victim).await?;
+            let mut ending = self.end_signal();
+            tokio::select! {
+                killed = context.kill_container(pod, victim) => killed?,
+                () = ending.begun() => return Err(SyncError::Interrupted),
+            }
         }
         self.apply_resizes(pod, runtime, &containers, &actions.resize).await?;
         for wait in &actions.waiting {

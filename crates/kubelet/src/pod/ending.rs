@@ -131,7 +131,6 @@ mod tests {
         for (desired, local, ordered, seconds) in [
             (Present(pod(None)), false, None, 30),
             (Present(pod(None)), false, Some(5), 5),
-            // A group of a shutdown may have more than the pod's own.
             (Present(pod(None)), false, Some(60), 60),
             (Present(pod(Some(10))), false, None, 10),
             (Present(pod(Some(10))), false, Some(60), 10),

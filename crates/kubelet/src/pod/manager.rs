@@ -78,6 +78,11 @@ impl Workers {
         effect
     }
 
+    /// True for a pod whose worker has given everything back. A pod without a worker may not have begun yet.
+    pub(crate) fn has_released(&self, uid: &str) -> bool {
+        self.lock().get(uid).is_some_and(|handle| handle.released.load(Ordering::Acquire))
+    }
+
     /// True when the pod holds nothing of the node any more: its containers ended, its volumes are gone. The API may
     /// not know it yet.
     pub(crate) fn is_released(&self, uid: &str) -> bool {
@@ -94,7 +99,8 @@ impl Workers {
         self.count.subscribe()
     }
 
-    /// Notes that the manager goes on. A lock that is never given back shows as silence.
+    /// Notes that the workers can be reached. A lock that is never given back shows as silence, as does a stuck runtime of
+    /// tasks.
     fn show_life(&self) {
         drop(self.lock());
         *self.beat.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
@@ -396,7 +402,7 @@ async fn remove_pod(context: &Context, uid: String) -> Option<String> {
 /// Removes the remains of pods that are gone, and tries again where that fails.
 async fn remove_leftovers(context: Arc<Context>, mut uids: Vec<String>, mut logs: Vec<PathBuf>) {
     let mut backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(300), 0.1);
-    context.log_links.sweep().await;
+    let mut is_swept = false;
     loop {
         // Several at a time: a storage driver that does not answer holds up only its own pods.
         let left = futures_util::stream::iter(uids)
@@ -409,6 +415,10 @@ async fn remove_leftovers(context: Arc<Context>, mut uids: Vec<String>, mut logs
                 tracing::warn!(path = %path.display(), error = %e, "could not remove the logs of a pod that is gone; will try again");
                 left_logs.push(path);
             }
+        }
+        // Links lead nowhere once their logs are gone.
+        if !std::mem::replace(&mut is_swept, true) || left_logs.is_empty() {
+            context.log_links.sweep().await;
         }
         if left.is_empty() && left_logs.is_empty() {
             return;

@@ -99,13 +99,15 @@ pub(crate) fn pod_status(inputs: &StatusInputs<'_>) -> PodStatus {
     let ephemeral = statuses(ContainerKind::Ephemeral);
 
     let computed = phase(inputs, &containers, &init, &regular);
-    let is_ending = inputs.terminating && !inputs.terminated;
+    let has_running = || inputs.runtime.instances.iter().any(|instance| instance.is_running());
+    let is_ending = !inputs.terminated && (inputs.terminating || has_running());
     let phase = match model::phase(pod) {
         // Final phases stay; a verdict of the kubelet is final too.
         done @ ("Failed" | "Succeeded") => done.to_string(),
         // As upstream: a pod is not over while its containers may still run.
         now if is_ending && (inputs.verdict.is_some() || matches!(computed, "Failed" | "Succeeded")) => {
-            now.into()
+            // A static pod may have no status yet.
+            if now.is_empty() { "Running" } else { now }.into()
         }
         _ if inputs.verdict.is_some() => "Failed".into(),
         // As upstream: a pod that begins anew does not wait to begin.

@@ -85,9 +85,16 @@ fn phases() {
             "Running",
         ),
         (
+            "a sidecar still runs",
+            with_sidecar.clone(),
+            vec![i("s", Running, 0), i("a", Exited, 0)],
+            false,
+            "Running",
+        ),
+        (
             "sidecars do not count",
             with_sidecar,
-            vec![i("s", Running, 0), i("a", Exited, 0)],
+            vec![i("s", Exited, 1), i("a", Exited, 0)],
             false,
             "Succeeded",
         ),
@@ -153,6 +160,43 @@ fn a_final_phase_stays() {
         now: at(9),
     });
     assert_eq!(status.phase.as_deref(), Some("Succeeded"));
+}
+
+#[test]
+fn a_pod_is_not_over_while_a_container_runs() {
+    let spec = json!({"restartPolicy": "Never", "initContainers": [{"name": "s", "restartPolicy": "Always"}], "containers": [{"name": "a"}]});
+    let ended = Verdict { reason: "Evicted".into(), message: String::new(), disruption: None, grace: None };
+    for (sidecar, verdict, terminating, terminated, phase) in [
+        (RunState::Running, None, false, false, "Running"),
+        (RunState::Running, None, true, false, "Running"),
+        (RunState::Running, Some(&ended), false, false, "Running"),
+        (RunState::Exited, Some(&ended), true, false, "Running"),
+        (RunState::Exited, Some(&ended), false, false, "Failed"),
+        (RunState::Exited, None, false, false, "Succeeded"),
+        (RunState::Exited, Some(&ended), true, true, "Failed"),
+    ] {
+        let mut pod = pod(spec.clone());
+        pod.status = Some(PodStatus { phase: Some("Running".into()), ..PodStatus::default() });
+        let instances = vec![instance("s", sidecar, 0), instance("a", RunState::Exited, 0)];
+        let status = pod_status(&StatusInputs {
+            devices: &|_| Vec::new(),
+            resize: &resize::Progress::default(),
+            group: None,
+            pod: &pod,
+            runtime: &RuntimePod::new(Vec::new(), instances),
+            removed: &Default::default(),
+            probes: &ProbeResults::default(),
+            waiting: &HashMap::new(),
+            verdict,
+            terminating,
+            terminated,
+            host_ips: &["192.0.2.1".to_owned()],
+            runtime_name: "ferrite",
+            now: at(9),
+        });
+        let found = status.phase.as_deref();
+        assert_eq!(found, Some(phase), "{sidecar:?} {} {terminating} {terminated}", verdict.is_some());
+    }
 }
 
 #[test]

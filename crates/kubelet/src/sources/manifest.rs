@@ -99,6 +99,8 @@ fn pod(written: &Value, origin: &Origin<'_>) -> Result<Pod, ManifestError> {
     value["metadata"]["name"] = json!(format!("{name}-{}", origin.node.to_lowercase()));
     value["metadata"]["namespace"] = json!(namespace);
     value["metadata"]["uid"] = json!(uid);
+    // It is no object of the API, whatever it was saved from.
+    value["metadata"]["resourceVersion"] = Value::Null;
     if !value["metadata"]["annotations"].is_object() {
         value["metadata"]["annotations"] = json!({});
     }

@@ -134,7 +134,8 @@ impl Bridge {
             addresses::add_host(&self.conn, name, address).await.map_err(fail)?;
         }
         let Some(bridge) = find_link(&self.conn, name).await? else { return Ok(()) };
-        if before.is_some_and(|before| before.index == bridge.index) {
+        // An attempt that failed half way goes on at the next turn.
+        if self.joined.load(Ordering::SeqCst) == bridge.index {
             return Ok(());
         }
         if self.config.pod_cidrs.of(IpFamily::V4).is_some() {
@@ -159,6 +160,7 @@ impl Bridge {
             self.conn.set_bridge_port(&port, flags).await.map_err(fail("flags"))?;
             self.conn.set_link_up(&port).await.map_err(fail("activation"))?;
         }
+        self.joined.store(bridge.index, Ordering::SeqCst);
         Ok(())
     }
 }

@@ -35,9 +35,13 @@ fn turns(
     periods.into_iter().map(turn).collect()
 }
 
+/// Clocks have no room for a much longer time.
+const LONGEST_PERIOD: u64 = 365 * 24 * 3600;
+
 fn period(driver: &CSIDriver) -> Option<Duration> {
     let seconds = driver.spec.node_allocatable_update_period_seconds?;
-    u64::try_from(seconds).ok().filter(|seconds| *seconds > 0).map(Duration::from_secs)
+    let seconds = u64::try_from(seconds).ok().filter(|seconds| *seconds > 0)?;
+    Some(Duration::from_secs(seconds.min(LONGEST_PERIOD)))
 }
 
 impl Csi {
