@@ -142,7 +142,7 @@ pub enum NetworkError {
         /// At least one.
         #[source]
         first: Box<NetworkError>,
-        /// What failed, with the reasons.
+        /// The parts that failed, with the reasons.
         failed: Vec<String>,
     },
     /// The configuration cannot work.

@@ -373,7 +373,7 @@ async fn keys_that_would_have_no_effect_are_refused() {
         let refused = place.add(&config, "a", &ns).unwrap_err();
         assert_eq!(refused.code, 7, "{kind} {key}: {refused}");
         assert!(refused.message.contains(key), "{kind} {key}: {refused}");
-        // What is refused was not made; an earlier version may have made it.
+        // The refused attempt made nothing; an earlier version may have made something.
         place.del(&config, "a", &ns.path);
     }
     let mut asked = environment("ADD", "a", &ns.path);

@@ -327,7 +327,7 @@ fn quoted(text: &str) -> Option<String> {
     inner('\'').or_else(|| inner('"')).map(str::to_owned)
 }
 
-/// What is in `?( )`: a path, or a comparison of a path with a value or another path.
+/// The content of `?( )`: a path, or a comparison of a path with a value or another path.
 fn parse_filter(text: &str, nesting: usize) -> Option<Step> {
     const SIGNS: [char; 4] = ['!', '<', '>', '='];
     let path = |text: &str| parse_steps(text.trim().strip_prefix('@')?, nesting);

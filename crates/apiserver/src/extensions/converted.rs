@@ -69,7 +69,7 @@ pub(super) struct ConvertedEntries {
     filled: Notify,
 }
 
-/// How a reader gets a converted entry.
+/// The way to a converted entry.
 pub(super) enum Found<'a> {
     Made(Arc<Entry>),
     /// Another reader asks for it.

@@ -44,7 +44,7 @@ pub(super) static FAMILIES: LazyLock<Families> = LazyLock::new(|| {
     }
 });
 
-/// What a sync did to the pods.
+/// The effect of a sync on the pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Action {
     /// Nothing: earlier writes have not been seen yet, or the Job ends.

@@ -106,8 +106,7 @@ pub(crate) fn pod_status(inputs: &StatusInputs<'_>) -> PodStatus {
         done @ ("Failed" | "Succeeded") => done.to_string(),
         // As upstream: a pod is not over while its containers may still run.
         now if is_ending && (inputs.verdict.is_some() || matches!(computed, "Failed" | "Succeeded")) => {
-            // A static pod may have no status yet.
-            if now.is_empty() { "Running" } else { now }.into()
+            now.into()
         }
         _ if inputs.verdict.is_some() => "Failed".into(),
         // As upstream: a pod that begins anew does not wait to begin.

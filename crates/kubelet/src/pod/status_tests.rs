@@ -85,11 +85,11 @@ fn phases() {
             "Running",
         ),
         (
-            "a sidecar still runs",
+            "a sidecar still runs, so the phase stays",
             with_sidecar.clone(),
             vec![i("s", Running, 0), i("a", Exited, 0)],
             false,
-            "Running",
+            "Pending",
         ),
         (
             "sidecars do not count",
